@@ -40,11 +40,11 @@ class BinaryInputs:
         self._hosts = RefHosts(settings.ref_hosts)
 
     def __bool__(self) -> bool:
-        """Whether any model does."""
+        """True if any model takes bytes."""
         return bool(self._types)
 
     def __contains__(self, model: object) -> bool:
-        """Whether the model takes bytes."""
+        """True if this model takes bytes."""
         return model in self._types
 
     def type_of(self, model: str) -> str:

@@ -59,7 +59,7 @@ class Lane:
 
 
 class Seen(NamedTuple):
-    """What an executor knows of a queue: the part that its next claim can take from, and the depth of the whole."""
+    """An executor's knowledge of a queue: the part that its next claim can take from, and the depth of the whole."""
 
     claimable: Waiting
     depth: int

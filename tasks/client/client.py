@@ -30,7 +30,7 @@ from tasks.client.payloads import PayloadSender
 from tasks.client.pending import Pending
 from tasks.client.resend import LenientArgs
 from tasks.client.router import MAX_KEPT_BYTES, Router, shutting_down
-from tasks.client.submission import Submission
+from tasks.client.submission import Submission, scoped
 from tasks.errors import BackendUnavailable, BunchError, InvalidInput
 from tasks.observability.metrics import CACHE_HITS
 from tasks.protocol.answers import checked
@@ -394,8 +394,3 @@ class Client:
                 if not passes or time.monotonic() >= until:
                     raise BackendUnavailable(text) from error
             gevent.sleep(_HELD_PAUSE_S)
-
-
-def scoped(request_id: str, owner: str) -> str:
-    """Scope a request id to its owner, since two owners may use the same."""
-    return f"{owner}/{request_id}" if owner else request_id

@@ -79,3 +79,8 @@ class Submission(msgspec.Struct, frozen=True):
 
 def _escaped_length(value: bytes) -> int:
     return len(value) + sum(map(value.count, _ESCAPED))
+
+
+def scoped(request_id: str, owner: str) -> str:
+    """Scope a request id to its owner, since two owners may use the same."""
+    return f"{owner}/{request_id}" if owner else request_id

@@ -140,8 +140,8 @@ class DeadLetters:
         return [id_.decode() for each in answered(asked) for id_ in each.replies[0]], failures(asked)
 
     def for_each(self, task_ids: Iterable[str], act: Callable[[str], _T]) -> dict[str, _T | RedisError]:
-        """What `act` returns for each dead letter, or why its place does not answer, which is then left alone: the
-        others' are done all the same.
+        """Act on each dead letter. Returns what `act` returned, or why its place does not answer: that place is then
+        left alone, and the others' are done all the same.
         """
         away: dict[Place, RedisError] = {}
         done: dict[str, _T | RedisError] = {}

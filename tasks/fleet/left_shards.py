@@ -26,7 +26,7 @@ from config.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What waits in a shard, or is leased there; `served`: workers beat in it."""
+    """The requests that wait in a shard, or are leased there; `served`: workers beat in it."""
 
     count: int
     served: bool

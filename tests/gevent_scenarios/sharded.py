@@ -171,7 +171,7 @@ def a_shard_that_is_down_holds_up_nobody_in_another(frontend: FrontendFixture) -
 
 
 def _spread(fixture: ShardedFixture, count: int = 60, model: str = NOBODY) -> list[int]:
-    """How many of some requests of nobody went to each shard, one after the other."""
+    """The number of some requests of nobody that went to each shard, one after the other."""
     asked = []
     for n in range(count):
         asked.append(fixture.client.submit(asking(model, b"%d" % n, timeout_s=2.0)))

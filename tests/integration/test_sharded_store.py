@@ -7,62 +7,21 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from batching.claim.place_lines import PlaceLines
 from batching.claim.sharded_store import ShardedBatchStore
 from batching.claim.values import Blame, Claim, PlacesAway
-from config.keys import Shard
 from config.redis import connect
-from config.shards import Place, Places
 from config.tiers import Tier
 from tests.fakes.worlds import HOUR_MS, MODEL, epoch_ms, foreign, name_of, names, ours, settled
-from tests.shards import places_of
+from tests.integration.some_shards import Shards
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
-
-
-class Shards:
-    """Some shards and the home, on one server or its cluster, or on several, and what is done with them."""
-
-    def __init__(self, *servers: Redis, count: int = 4, worker: str = "w1") -> None:
-        self.places = places_of(servers[0], count) if len(servers) == 1 else _over(servers, count)
-        self.home = self.places.home
-        self.all = tuple(self.places)
-        self.lines = PlaceLines(self.places)
-        self.store = ShardedBatchStore(self.lines, worker)
-
-    def put(self, shard: int, *task_ids: str, tier: Tier = Tier.PAID, **options: Any) -> None:
-        self.put_raw(shard, *(ours(task_id, **options) for task_id in task_ids), tier=tier)
-
-    def put_raw(self, shard: int, *messages: bytes, tier: Tier = Tier.PAID) -> None:
-        place = self.all[shard]
-        place.redis.lpush(place.keys.queue(MODEL, tier), *messages)
-        place.redis.lpush(place.keys.bell(MODEL), 1)
-        place.redis.ltrim(place.keys.bell(MODEL), 0, 0)
-
-    def queued(self, shard: int, tier: Tier = Tier.PAID) -> list[str]:
-        place = self.all[shard]
-        return [name_of(each) for each in place.redis.lrange(place.keys.queue(MODEL, tier), 0, -1)][::-1]  # type: ignore[union-attr]
-
-    def leased(self, batch_id: str) -> list[int]:
-        """The shards that have a lease of the batch."""
-        return [n for n, place in enumerate(self.all) if place.redis.exists(place.keys.lease(batch_id))]
-
-    def result(self, shard: int, task_id: str) -> bytes | None:
-        found: bytes | None = self.all[shard].redis.get(self.all[shard].keys.result(task_id))  # type: ignore[assignment]
-        return found
-
-
-def _over(servers: Sequence[Redis], count: int) -> Places:
-    shards = (Place(Shard(f"{{s{number}}}"), servers[number % len(servers)], number) for number in range(count))
-    return Places(Place(Shard(), servers[0]), tuple(shards))
 
 
 @pytest.fixture

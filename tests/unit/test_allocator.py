@@ -1,4 +1,4 @@
-"""Which allocator the embedded server gets, with the real server and the real loader."""
+"""The allocator that the embedded server gets, with the real server and the real loader."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_sized_body_however_it_comes(body: bytes, behind: bytes, cuts: list[in
     st.binary(min_size=1, max_size=5000), st.binary(max_size=10), st.lists(st.integers(1, 2000)), st.integers(0, 3000)
 )
 def test_a_large_body_is_received_where_it_stays(body: bytes, behind: bytes, sizes: list[int], fed: int) -> None:
-    """What has come with the head is fed, the rest is written into its room."""
+    """Bytes that have come with the head are fed, the rest is written into its room."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sized, "IN_PLACE_BYTES", 1)
         arriving = SizedBody(len(body))

@@ -105,7 +105,7 @@ def health(services: Services, call: HttpRequest) -> HttpResponse:
 
 
 def _without_home(services: Services) -> tuple[Waiting, set[str]]:
-    """What waits and what is served as the shards tell it, if they are on other servers than the home."""
+    """The requests that wait and the models that are served, as told by shards on other servers than the home."""
     if len(services.places.by_server()) < 2:
         return Waiting(), set()
     standing = services.readiness.look()

@@ -91,6 +91,11 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, tag=True):
     settled: bool = False
     reached: bool = True
 
+    @property
+    def is_inside(self) -> bool:
+        """True if the batch had begun and has no outcomes."""
+        return self.reached and not self.settled
+
 
 class Passing(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The front batch runs again, in parts: it is alive, and its time restarts."""

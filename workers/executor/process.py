@@ -17,12 +17,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
 
-from batching.executor import Cause
+from batching.executor import Cause, Lost
 from batching.request import Work
 from config.environ import ROOT, executor_environment
 from config.logging import current_format
@@ -57,6 +57,15 @@ class StartFailed(Exception):
 class Death:
     cause: Cause
     reason: str
+
+    def lost(self, batch_ids: Sequence[str], *, reached: bool, overlap: bool) -> Lost:
+        """The fate of the batches that the child held, the front one first. `reached`: that one was being computed;
+        `overlap`: so was the one behind it.
+        """
+        inside = 1 if reached else 0
+        begun = 2 if reached and overlap else inside
+        front = batch_ids[0] if batch_ids and reached else None
+        return Lost(front, tuple(batch_ids[begun:]), self.reason, self.cause, tuple(batch_ids[inside:begun]))
 
 
 class ChildProcess:

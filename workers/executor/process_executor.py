@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from batching.executor import Cause, Event, ExecutorGone, ExecutorState, Lost
+from batching.executor import Cause, Event, ExecutorGone, ExecutorState
 from batching.request import Done, Failed, Work
 from config.logging import encodable
 from config.process.devices import Machine, Placement, placement, this_machine
@@ -139,11 +139,10 @@ class ProcessExecutor:
 
     def wait_ready(self, timeout_s: float) -> bool:
         # Nearly always, and asked before each claim: access to an enum's member costs a call, a set of them its hashes.
-        if self._state is _READY:
-            return True
-        with self._changed:
-            self._changed.wait_for(lambda: self._state is _READY or self._state is ExecutorState.STOPPED, timeout_s)
-            return self._state is _READY
+        if self._state is not _READY:
+            with self._changed:
+                self._changed.wait_for(lambda: self._state is _READY or self._state is ExecutorState.STOPPED, timeout_s)
+        return self._state is _READY
 
     def send(self, work: Work) -> None:
         """Send a batch. Blocks only while the child is stopped, or its model lets none of its other threads run.
@@ -350,10 +349,7 @@ class ProcessExecutor:
         elif left or self._stop_at is None:
             self.last_error = told
             logger.error("%s: the executor ended with %d batches in hand: %s", self.name, len(left), told)
-            reached = fault is None or (fault.reached and not fault.settled)
-            inside = left.pop(0) if left and reached else None
-            beside = (left.pop(0),) if inside and both else ()
-            self._events.put(Lost(inside, tuple(left), death.reason, death.cause, beside))
+            self._events.put(death.lost(left, reached=fault is None or fault.is_inside, overlap=both))
 
     def _answered(self, message: ToParent) -> None:
         """A batch is done or runs in parts, or the child must be replaced.

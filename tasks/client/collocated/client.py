@@ -14,11 +14,12 @@ from batching.memory.store import MemoryStore
 from batching.policy import Gcra, Shed
 from config.keys import Shard
 from config.settings import Settings
-from tasks.client.client import Client, scoped
+from tasks.client.client import Client
 from tasks.client.client_limit import ClientLimit
 from tasks.client.collocated.admission import Capacity, LocalAdmission, QuotaStates
 from tasks.client.collocated.outbox import LocalOutbox, LocalWriter
 from tasks.client.collocated.router import LocalRouter
+from tasks.client.submission import scoped
 from tasks.errors import RateLimited
 from tasks.protocol.caller import Caller
 from tasks.protocol.outgoing import Outgoing

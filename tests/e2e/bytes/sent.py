@@ -1,4 +1,4 @@
-"""What the tests of bytes send, and what comes back."""
+"""Inputs of the tests of bytes, and the outputs that come back."""
 
 from __future__ import annotations
 
