@@ -282,27 +282,12 @@ static int put_result(Buffer *b, Batch *of, PyObject *request, PyObject *output,
     }
     long long admission_ms = enqueued_ms && sent_ms && enqueued_ms > sent_ms ? enqueued_ms - sent_ms : 0;
     long long queue_ms = enqueued_ms && of->claimed_ms > enqueued_ms ? of->claimed_ms - enqueued_ms : 0;
-    PUT(b, "{\"status\":\"SUCCESS");
-    if (slot(&request_slots, request, R_SEALED) == Py_True) PUT(b, "\",\"owned\":true,\"result\":");
-    else PUT(b, "\",\"result\":");
-    put(b, PyBytes_AS_STRING(output), PyBytes_GET_SIZE(output));
-    PUT(b, ",\"traceback\":null,\"children\":[],\"date_done\":\"");
-    put(b, PyBytes_AS_STRING(of->date_done), PyBytes_GET_SIZE(of->date_done));
-    PUT(b, "\",\"task_id\":\"");
-    Py_ssize_t id_size;
-    const char *id_text = PyUnicode_AsUTF8AndSize(id, &id_size);
-    if (id_text == NULL) return 0;
-    put_escaped(b, id_text, id_size);
-    PUT(b, "\",\"bunch\":{\"admission_ms\":");
-    put_number(b, admission_ms, 1);
-    PUT(b, ",\"queue_ms\":");
-    put_number(b, queue_ms, 1);
-    PUT(b, ",\"tier\":\"");
-    if (!put_text(b, of->tier_name)) return 0;
-    PUT(b, "\",\"attempt\":");
-    put_number(b, attempt, 1);
-    PUT(b, ",");
-    if (!put_text(b, of->common)) return 0;
+    Stored stored = {
+        .part = {"SUCCESS", PyBytes_AS_STRING(output), "null", PyBytes_AS_STRING(of->date_done)},
+        .size = {7, PyBytes_GET_SIZE(output), 4, PyBytes_GET_SIZE(of->date_done)},
+        .owned = slot(&request_slots, request, R_SEALED) == Py_True, .id = id, .tier = of->tier_name,
+        .common = of->common, .admission_ms = admission_ms, .queue_ms = queue_ms, .attempt = attempt};
+    if (!put_stored(b, &stored)) return 0;
     if (PyBytes_GET_SIZE(metadata)) {
         PUT(b, ",");
         put(b, PyBytes_AS_STRING(metadata), PyBytes_GET_SIZE(metadata));

@@ -427,44 +427,64 @@ static PyObject *read_plain(PyObject *self, PyObject *message) {
 
 /* ---------------------------------------------------------------- results */
 
-/* result(status, owned, output, traceback, date_done, task_id, admission_ms, queue_ms, tier, attempt, common, added) */
-static PyObject *result(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    if (wrong_number("result", 12, count)) return NULL;
-    enum { STATUS, OUTPUT, TRACEBACK, DONE, ADDED, PARTS };
-    static const int place[PARTS] = {0, 2, 3, 4, 11};
-    char *part[PARTS];
-    Py_ssize_t size[PARTS], id_size;
-    for (int i = 0; i < PARTS; i++)
-        if (PyBytes_AsStringAndSize(args[place[i]], &part[i], &size[i]) < 0) return NULL;
-    int owned = PyObject_IsTrue(args[1]);
-    const char *id = PyUnicode_AsUTF8AndSize(args[5], &id_size);
-    long long admission_ms = small(args[6]), queue_ms = small(args[7]), attempt = small(args[9]);
-    if (id == NULL || PyErr_Occurred()) return NULL;
-    if (admission_ms < 0 || queue_ms < 0 || attempt < 0) Py_RETURN_NONE;
-    Buffer buffer, *b = &buffer;
-    begin(b);
+enum { STATUS, OUTPUT, TRACEBACK, DONE, PARTS };
+
+/* A stored result, but for what is added to its `bunch`. */
+typedef struct {
+    const char *part[PARTS];
+    Py_ssize_t size[PARTS];
+    PyObject *id, *tier, *common;
+    long long admission_ms, queue_ms, attempt;
+    int owned;
+} Stored;
+
+/* Returns 0 with an exception. The end of the object is for the caller to write. */
+static int put_stored(Buffer *b, const Stored *of) {
+    Py_ssize_t id_size;
+    const char *id = PyUnicode_AsUTF8AndSize(of->id, &id_size);
+    if (id == NULL) return 0;
     PUT(b, "{\"status\":\"");
-    put(b, part[STATUS], size[STATUS]);
-    if (owned) PUT(b, "\",\"owned\":true,\"result\":");
+    put(b, of->part[STATUS], of->size[STATUS]);
+    if (of->owned) PUT(b, "\",\"owned\":true,\"result\":");
     else PUT(b, "\",\"result\":");
-    put(b, part[OUTPUT], size[OUTPUT]);
+    put(b, of->part[OUTPUT], of->size[OUTPUT]);
     PUT(b, ",\"traceback\":");
-    put(b, part[TRACEBACK], size[TRACEBACK]);
+    put(b, of->part[TRACEBACK], of->size[TRACEBACK]);
     PUT(b, ",\"children\":[],\"date_done\":\"");
-    put(b, part[DONE], size[DONE]);
+    put(b, of->part[DONE], of->size[DONE]);
     PUT(b, "\",\"task_id\":\"");
     put_escaped(b, id, id_size);
     PUT(b, "\",\"bunch\":{\"admission_ms\":");
-    put_number(b, admission_ms, 1);
+    put_number(b, of->admission_ms, 1);
     PUT(b, ",\"queue_ms\":");
-    put_number(b, queue_ms, 1);
+    put_number(b, of->queue_ms, 1);
     PUT(b, ",\"tier\":\"");
-    if (!put_text(b, args[8])) return abandon(b);
+    if (!put_text(b, of->tier)) return 0;
     PUT(b, "\",\"attempt\":");
-    put_number(b, attempt, 1);
+    put_number(b, of->attempt, 1);
     PUT(b, ",");
-    if (!put_text(b, args[10])) return abandon(b);
-    put(b, part[ADDED], size[ADDED]);
+    return put_text(b, of->common);
+}
+
+/* result(status, owned, output, traceback, date_done, task_id, admission_ms, queue_ms, tier, attempt, common, added) */
+static PyObject *result(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (wrong_number("result", 12, count)) return NULL;
+    static const int place[PARTS] = {0, 2, 3, 4};
+    Stored of = {
+        .owned = PyObject_IsTrue(args[1]), .id = args[5], .admission_ms = small(args[6]), .queue_ms = small(args[7]),
+        .tier = args[8], .attempt = small(args[9]), .common = args[10]};
+    char *part, *added;
+    Py_ssize_t added_size;
+    for (int i = 0; i < PARTS; i++) {
+        if (PyBytes_AsStringAndSize(args[place[i]], &part, &of.size[i]) < 0) return NULL;
+        of.part[i] = part;
+    }
+    if (PyBytes_AsStringAndSize(args[11], &added, &added_size) < 0 || PyErr_Occurred()) return NULL;
+    if (of.admission_ms < 0 || of.queue_ms < 0 || of.attempt < 0) Py_RETURN_NONE;
+    Buffer buffer, *b = &buffer;
+    begin(b);
+    if (!put_stored(b, &of)) return abandon(b);
+    put(b, added, added_size);
     PUT(b, "}}");
     return bytes_of(b);
 }

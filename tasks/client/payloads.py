@@ -180,9 +180,9 @@ class PayloadSender(Beside):
         ttl_ms = int((pending.deadline - time.monotonic()) * 1000) + GRACE_MS
         # Nobody may ask for the answer later who has been told that there will be one.
         waits = submission.waits and not (submission.idempotency_key or submission.request_id)
-        about = {"near": nearby is not Nearby.NONE, "alone": waits and nearby is Nearby.ALL}
+        alone = waits and nearby is Nearby.ALL
         # The hash is the question, where others may have the same.
-        about["hashed"] = not pending.is_sole
+        about = {"near": nearby is not Nearby.NONE, "alone": alone, "hashed": not pending.is_sole}
 
         def write() -> BlobRef:
             return self._blobs.write_near(pending.task_id, value, form, ttl_ms, **about)
