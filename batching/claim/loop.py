@@ -301,8 +301,8 @@ class ClaimLoop:
         self.state.found_nothing(claim.view.depth, self._clock())
 
     def _recover(self, claim: Claim, error: Exception) -> None:
-        """Give the batch back after an error of ours: nobody else takes requests from the lease of a living worker. They
-        count as suspects, since one of them may have caused it.
+        """Give the batch back after an error of ours: nobody else takes requests from the lease of a living worker.
+        They count as suspects, since one of them may have caused it.
         """
         batch = self._hands.take(claim.batch_id)
         requests, info = (batch.requests, batch.info) if batch else ([], self._info(claim, 0, Reason.IDLE))
