@@ -57,7 +57,9 @@ class ReloadableExecutor(Protocol):
 
 @dataclass(slots=True)
 class _Served:
-    """One model as this worker serves it. `generation` is the last reload that it has done, refused or begun."""
+    """One model as this worker serves it. `generation` is the last reload that it has done, refused or begun. `again`:
+    another restart is due once the one that is under way has ended.
+    """
 
     configured: ModelSettings
     running: ModelSettings
@@ -65,6 +67,7 @@ class _Served:
     desired: Desired = field(default_factory=Desired)
     generation: int | None = None
     reloading: bool = False
+    again: bool = False
 
 
 class Reconciler:
@@ -132,10 +135,14 @@ class Reconciler:
                 self._release()
 
     def restart(self) -> None:
-        """Restart only this worker's executors, with the current settings of the file."""
+        """Restart only this worker's executors, with the current settings of the file; after a reload that is under
+        way, which may have begun before the file or the host changed.
+        """
         with self._lock:
             for served in self._models.values():
-                if not served.reloading:
+                if served.reloading:
+                    served.again = True
+                else:
                     self._begin(served, None)
 
     def describe(self) -> dict[str, dict[str, Any]]:
@@ -198,7 +205,11 @@ class Reconciler:
         except Exception:
             logger.exception("%s: the reload failed", name)
         finally:
-            served.reloading = False
+            with self._lock:
+                served.reloading = False
+                if served.again and not self._stopping.is_set():
+                    served.again = False
+                    self._begin(served, None)
             self._release()
 
     def _reload_each(self, served: _Served, target: ModelSettings, generation: int | None) -> bool:

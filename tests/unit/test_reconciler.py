@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -157,9 +158,13 @@ class Fleet:
 
     def settle(self) -> None:
         """Every reload that has begun is over: each is a thread of its own."""
-        for thread in threading.enumerate():
-            if thread.name.startswith("reload "):
-                thread.join(LONG_S)
+        until = time.monotonic() + LONG_S
+        # One may begin another at its end.
+        while time.monotonic() < until:
+            under_way = [each for each in threading.enumerate() if each.name.startswith("reload ")]
+            if not under_way:
+                break
+            under_way[0].join(LONG_S)
         assert self.reloaded(), "a reload never ended"
 
     def reloaded(self) -> bool:
@@ -269,3 +274,15 @@ def test_restarting_ones_own_executors_concerns_nobody_else(fleet: Callable[...,
     here.steerings[0].restart()
     here.settle()
     assert [len(each.sources) for each in here.executors] == [1, 1, 0, 0]
+
+
+def test_a_restart_during_a_reload_follows_it(fleet: Callable[..., Fleet]) -> None:
+    here = fleet(1)
+    here.sync()
+    here.steerings[0].restart()
+    # Both are told that a restart begins; one is enough for them.
+    here.steerings[0].restart()
+    here.steerings[0].restart()
+    here.settle()
+    assert [len(each.sources) for each in here.executors] == [2, 2]
+    assert not any(loop.held for loop in here.loops)
