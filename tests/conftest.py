@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 from redis import Redis
 
-from tests import shards
+from tests import leftovers, shards
 from tests.scheduling import ByStack, turn
 from tests.valkey import PrivateValkey
 
@@ -60,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # The order is that of `pytest_collection_modifyitems`; pytest-xdist would start with the files of most tests.
     config.option.loadscopereorder = False
     _restore_sigint()
+    leftovers.pytest_configure(config)
 
 
 def _restore_sigint() -> None:

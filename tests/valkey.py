@@ -18,6 +18,9 @@ from cli.supervisor.ports import free_port
 from config.redis import connect
 from tests.waiting import PATIENCE_S, wait_until
 
+# Its title would overwrite its environment, and with that the mark of the run (`tests.leftovers`).
+UNTITLED = ("--set-proc-title", "no")
+
 
 def port_of(url: str) -> int:
     """The port of a server of the tests."""
@@ -74,7 +77,7 @@ class PrivateValkey:
             [
                 str(get_binary_path()),
                 "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._folder.name,
-                "--logfile", str(Path(self._folder.name) / "valkey.log"), *self.arguments, *more,
+                "--logfile", str(Path(self._folder.name) / "valkey.log"), *UNTITLED, *self.arguments, *more,
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

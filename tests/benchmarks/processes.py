@@ -7,7 +7,6 @@ find them all. Each run therefore puts a mark of its own into the environment, w
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from tests.benchmarks import cores
+from tests.leftovers import marked
 
 _MARK = "BENCH_RUN_ID"
 
@@ -114,11 +114,4 @@ class Processes:
 
     def marked(self) -> list[psutil.Process]:
         """Every living process of this run, wherever it has gone."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
-                    continue
-                if process.environ().get(_MARK) == self._run_id:
-                    found.append(process)
-        return found
+        return marked(_MARK, self._run_id)
