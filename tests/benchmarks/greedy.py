@@ -146,12 +146,13 @@ def report(rows: Sequence[Row]) -> str:
 @click.command(help=__doc__)
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--seconds", default=12, show_default=True, type=click.IntRange(3), help="Of each run.")
-def main(rounds: int, seconds: int) -> None:
+@click.option("--shards", default=1, show_default=True, type=click.IntRange(1))
+def main(rounds: int, seconds: int, shards: int) -> None:
     bunch = Bunch()
     bunch.open_run()
     rows: list[Row] = []
     try:
-        bunch.launch_with(CONFIG, SETTINGS)
+        bunch.launch_with(CONFIG, SETTINGS | {"BUNCH_SHARDS": str(shards)})
         bunch.wait_ready()
         *ordinary, greedy = make_keys(bunch, ORDINARY + 1)
         measure(bunch, ordinary, greedy, 3)

@@ -1,10 +1,14 @@
-"""A frontend whose requests are in four shards, on two servers: shards 0 and 1 on the first, 2 and 3 on the second."""
+"""A frontend whose requests are in four shards or more, on two servers: shards 0 and 1 on the first, 2 and 3 on the
+second.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from os import kill
 from signal import SIGCONT, SIGSTOP
 from typing import Any
@@ -16,8 +20,9 @@ from batching.claim.store import RedisBatchStore
 from config.keys import Shard
 from config.redis import connect
 from config.shards import Place, Places
+from config.tiers import Tier
 from tasks.client.sharded_client import ShardedClient
-from tasks.errors import BackendUnavailable
+from tasks.errors import BackendUnavailable, RateLimited
 from tasks.protocol.caller import Caller
 from tasks.protocol.ids import belongs_to, shard_of
 from tests.fakes.worker import serve
@@ -39,16 +44,28 @@ from tests.waiting import wait_until
 class ShardedFixture:
     """The started client, and a worker's store in each place."""
 
-    def __init__(self, first: str, second: str, **options: Any) -> None:
+    def __init__(self, first: str, second: str, count: int, **options: Any) -> None:
         near, far = connect(first), connect(second)
-        shards = tuple(Place(Shard(f"{{s{n}}}"), near if n < 2 else far, n) for n in range(4))
+        shards = tuple(Place(Shard(f"{{s{n}}}"), near if n < count // 2 else far, n) for n in range(count))
         self.places = Places(Place(Shard(), near), shards)
         # As one server would be, and not held for a failover.
-        self.client = ShardedClient(settings_for(first, **{"failover_wait_ms": 0} | options), self.places)
+        self._settings = settings_for(first, **{"failover_wait_ms": 0} | options)
         self.stores = [RedisBatchStore(place.redis, "scenario", place.keys) for place in self.places]
         self._batches = 0
-        self.client.start()
-        wait_until(lambda: self.client.connected)
+        self._clients: list[ShardedClient] = []
+        self.client = self.make_client()
+
+    def make_client(self) -> ShardedClient:
+        """Another frontend, from the view of the shards."""
+        client = ShardedClient(self._settings, self.places)
+        client.start()
+        self._clients.append(client)
+        wait_until(lambda: client.connected)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.stop()
 
     def serve(self, model: str = NOBODY) -> list[int]:
         """Act as the worker for one batch of each place; returns how many there were in each."""
@@ -64,17 +81,24 @@ class ShardedFixture:
     def owner_of(self, number: int) -> Caller:
         return owner_in(self.places, number)
 
+    def owners_of(self, number: int, count: int) -> list[str]:
+        """Several owners whose requests are in this shard."""
+        names = (f"owner-{n}" for n in range(1000))
+        return list(islice((each for each in names if self.places.for_owner(each).number == number), count))
+
 
 @contextmanager
-def sharded(frontend: FrontendFixture, **options: Any) -> Iterator[tuple[ShardedFixture, PrivateValkey]]:
+def sharded(
+    frontend: FrontendFixture, count: int = 4, **options: Any
+) -> Iterator[tuple[ShardedFixture, PrivateValkey]]:
     """The client, and its second server."""
     far = PrivateValkey()
     far.start()
-    fixture = ShardedFixture(frontend.url, far.url, **options)
+    fixture = ShardedFixture(frontend.url, far.url, count, **options)
     try:
         yield fixture, far
     finally:
-        fixture.client.stop()
+        fixture.close()
         far.stop()
 
 
@@ -92,6 +116,29 @@ def every_caller_gets_its_own_answer_from_the_shard_of_its_owner(frontend: Front
             assert shard_of(pending.task_id) == n % 4
             assert belongs_to(pending.task_id, caller.owner)
         assert fixture.client.waiting == 0
+
+
+def quotas_of_keys_in_sixteen_shards_are_exact_over_two_frontends(frontend: FrontendFixture) -> None:
+    with sharded(frontend, 16) as (fixture, _):
+        frontends = [fixture.client, fixture.make_client()]
+        # Three keys in each shard. One more each minute: none while the scenario runs.
+        owners = [owner for n in range(16) for owner in fixture.owners_of(n, 3)]
+        callers = [Caller(f"key-{n}", owner, Tier.PAID, 1, 1 + n % 7) for n, owner in enumerate(owners)]
+        asked = [
+            (caller, each, each.submit(asking(NOBODY, b"%d" % turn, caller=caller)))
+            for turn in range(5)
+            for caller in callers
+            for each in frontends
+        ]
+        let_in = sum(min(10, caller.burst or 0) for caller in callers)
+        wait_until(lambda: sum(fixture.depths()) >= let_in)
+        fixture.serve()
+        served: Counter[str] = Counter()
+        for caller, each, pending in asked:
+            with suppress(RateLimited):
+                each.wait(pending)
+                served[caller.key_id] += 1
+        assert served == {caller.key_id: caller.burst for caller in callers}
 
 
 def whoever_polls_is_answered_by_the_shard_that_the_id_tells(frontend: FrontendFixture) -> None:
