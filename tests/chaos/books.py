@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,7 +28,8 @@ from tasks.protocol.outgoing import MessageWriter, Outgoing
 
 KEYS = Shard()
 LONG_MS = 3_600_000
-_FAILOVER_S = 60.0
+# A sentinel that found its machine standing still does nothing for half a minute.
+_FAILOVER_S = 120.0
 _STATUS = re.compile(rb'\{"status":"([A-Z]+)"')
 
 # KEYS  per shard: delayed, dead; then the queues of all   ARGV  prefix of results; number of shards
@@ -149,19 +151,18 @@ class ReplicatedLedger(Ledger):
     to look at.
     """
 
-    def __init__(self, redis: Redis, model: str) -> None:
-        super().__init__(redis, model)
+    def __init__(self, redis: Redis, model: str, shards: Sequence[Shard] = (KEYS,)) -> None:
+        super().__init__(redis, model, shards)
         self._redis = redis
 
     def _queue(self, posted: list[Posted]) -> None:
         until = time.monotonic() + _FAILOVER_S
         while True:
-            try:
+            with suppress(RedisError, OSError):
                 super()._queue(posted)
                 if self._is_replicated():
                     return
-            except (RedisError, OSError):
-                assert time.monotonic() < until, "no primary takes requests"
+            assert time.monotonic() < until, "no primary with a replica takes requests"
             time.sleep(0.02)
 
     def _is_replicated(self) -> bool:

@@ -1,5 +1,5 @@
-"""Sent = finished + queued + leased + put aside + dead letters, at every instant, whenever a worker dies, and whenever
-the primary of their Redis does.
+"""Sent = finished + queued + leased + put aside + dead letters, at every instant, whenever a worker dies, and whatever
+happens to its Redis: the primary is lost in each way, it refuses writes, connections break.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 import random
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,12 +22,14 @@ from config.tiers import TIERS
 from tests.chaos.books import Ledger, ReplicatedLedger
 from tests.chaos.conftest import FAULTS
 from tests.chaos.lone import LoneWorkers
+from tests.chaos.troubles import ALL, FAILOVERS, Scene, Troubled, stop_worker
 from tests.sentinels import Watched
 from tests.shards import places_of
 from tests.valkey import PrivateValkey
 
 KILLS = FAULTS * 4 or 6
-FAILOVERS = min(FAULTS, 10) or 1
+# Every kind in turn, as often as there are faults.
+TROUBLES = FAULTS or 2
 PLACES = 3
 PATIENCE_S = 90.0
 CONFIG = """\
@@ -51,52 +54,48 @@ def test_nothing_is_lost_or_doubled(valkey: PrivateValkey, tmp_path: Path, rng: 
     redis = valkey.client()
     # Of several, the home too: plain Celery clients send there.
     ledger = Ledger(redis, "fickle", [place.keys for place in places_of(redis, shards)])
-    _keep_books(ledger, redis, valkey.url, tmp_path, rng, lambda _: None, shards)
+    _keep_books(ledger, redis, LoneWorkers(tmp_path, CONFIG, valkey.url, redis, shards=shards), rng)
     redis.close()
 
 
-def test_nothing_is_lost_or_doubled_over_failovers(tmp_path: Path, rng: random.Random) -> None:
+@pytest.mark.parametrize("shards", (1, 4) if FAULTS else (4,))
+def test_nothing_is_lost_or_doubled_over_failovers(tmp_path: Path, rng: random.Random, shards: int) -> None:
     watched = Watched("--appendonly", "yes")
-    down: list[int] = []
-    failovers: list[int] = []
-
-    def fail_over(killed: int) -> None:
-        if down and watched.primary not in down:
-            # The lost one comes back, as a replica.
-            watched.run(down.pop())
-        elif not down and killed >= KILLS * (len(failovers) + 1) / (FAILOVERS + 1) and watched.is_whole():
-            failovers.append(watched.primary)
-            down.append(failovers[-1])
-            watched.kill(down[0])
-
+    rounds = [rng.sample(ALL, len(ALL)) for _ in range(-(-TROUBLES // len(ALL)))]
+    plan = [each for one in rounds for each in one][:TROUBLES] if FAULTS else [rng.choice(FAILOVERS), stop_worker]
     try:
         redis = connect(watched.start().url)
-        _keep_books(ReplicatedLedger(redis, "fickle"), redis, watched.url, tmp_path, rng, fail_over)
+        ledger = ReplicatedLedger(redis, "fickle", [place.keys for place in places_of(redis, shards)])
+        victims = LoneWorkers(tmp_path, CONFIG, watched.url, redis, shards=shards)
+        # Its random numbers are its own, since it is a thread.
+        troubled = Troubled(Scene(watched, victims, random.Random(rng.random())), plan, KILLS)
+        try:
+            _keep_books(ledger, redis, victims, rng, troubled.heed)
+        finally:
+            troubled.end()
         redis.close()
     finally:
         watched.stop()
-    print(f"{len(failovers)} failovers")
-    assert len(failovers) == FAILOVERS
+    print(dict(Counter(troubled.done)))
+    assert troubled.done == [each.__name__ for each in plan]
 
 
 def _keep_books(
     ledger: Ledger,
     redis: Redis,
-    url: str,
-    folder: Path,
+    victims: LoneWorkers,
     rng: random.Random,
-    between: Callable[[int], None],
-    shards: int = 1,
+    heed: Callable[[int], bool] = lambda killed: False,
 ) -> None:
-    """Kill workers at random moments, and look at every moment; `between` gets the number of kills so far."""
-    victims = LoneWorkers(folder, CONFIG, url, redis, shards=shards)
+    """Kill workers at random moments, and look at every moment; `heed` gets the number of kills so far, and tells
+    whether there is more to come.
+    """
     looks = bereaved = killed = 0
     next_kill = deadline = 0.0
     try:
         for _ in range(PLACES):
             victims.start()
-        while killed < KILLS:
-            between(killed)
+        while heed(killed) or killed < KILLS:
             now = time.monotonic()
             books = ledger.look()
             books.check(ledger.sent)
