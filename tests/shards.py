@@ -39,8 +39,11 @@ def on_one_server(why: str) -> pytest.MarkDecorator:
 
 
 def inherited_environment() -> dict[str, str]:
-    """The environment for a process that a test starts: without the developer's own settings."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_")}
+    """The environment for a process that a test starts: without the developer's own settings, but for
+    `BUNCH_NATIVE=off`, with which the tests run too.
+    """
+    kept = {"BUNCH_NATIVE"}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("BUNCH_") or key in kept}
     return inherited | ({"BUNCH_SHARDS": str(SHARDS)} if SHARDS > 1 else {})
 
 
