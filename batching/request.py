@@ -14,6 +14,7 @@ A worker and its executor's process exchange these values (`workers.executor.ipc
 
 from __future__ import annotations
 
+from base64 import b64encode
 from enum import Enum
 from typing import TypeAlias
 
@@ -67,6 +68,9 @@ class Request(msgspec.Struct, eq=False):
     blob: BlobRef | None = None
 
 
+RAW_BYTES = 32 * 1024
+"""The size from which on an executor leaves an output that is bytes as it is."""
+
 # Our own names in the metadata of an answer: a model's members with these names are left out.
 OWN_METADATA = frozenset(
     {
@@ -79,13 +83,24 @@ OWN_METADATA = frozenset(
 
 class Ok(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """The model's output. `output` is JSON bytes, encoded by the executor and never decoded again on the way to the
-    caller.
+    caller. Where it is `raw`, it is the bytes themselves: a large output that is bytes, from the executor until it is
+    laid aside.
 
     `metadata` has members of a JSON object, one after the other, which the model adds to the metadata of the answer.
     """
 
     output: bytes
     metadata: bytes = b""
+    raw: bool = False
+
+    def in_json(self) -> Ok:
+        """The same as JSON: bytes are a text of base64."""
+        return Ok(quoted_base64(self.output), self.metadata) if self.raw else self
+
+
+def quoted_base64(raw: bytes) -> bytes:
+    """The JSON of an output that is bytes."""
+    return b'"%b"' % b64encode(raw)
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -21,6 +21,7 @@ other projects use too.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import logging
@@ -364,6 +365,8 @@ class BunchBackend(celery_redis.RedisBackend):
             if found is None:
                 gone = LookupError("the output of this task is not there any more")
                 meta |= {"status": states.FAILURE, "result": gone}
+            elif value["$blob"].get("form") == "bytes":
+                meta["result"] = base64.b64encode(found).decode()
             else:
                 meta["result"] = json.loads(found)
         return meta

@@ -16,7 +16,7 @@ import msgspec
 
 from batching.request import OWN_METADATA
 from tasks.protocol.binary import CONTENT_TYPE, OUTPUT, OUTPUT_TYPE
-from tasks.protocol.results import Reply
+from tasks.protocol.results import BytesReply, Reply
 from webapp.media_types import BYTES, NO_WISH, Wish, media_type_of, wish_of
 from webapp.request import HttpRequest, HttpResponse
 
@@ -70,6 +70,8 @@ def binary_answer(
 
 def bytes_in(reply: Reply) -> bytes | None:
     """The output that is bytes; None for any other."""
+    if isinstance(reply, BytesReply):
+        return reply.data
     if OUTPUT_TYPE.encode() not in bytes(reply.bunch) or _about.decode(reply.bunch).output_type != "bytes":
         return None
     try:

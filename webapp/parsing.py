@@ -240,6 +240,7 @@ def submission_of(
     timeout_ms: float | None = None,
     *,
     waits: bool = True,
+    takes_bytes: bool = False,
 ) -> Submission:
     """Make a submission from an identified caller's headers and body; `timeout_ms` is the body's.
 
@@ -269,6 +270,7 @@ def submission_of(
         hung_up=call.hung_up,
         asked=call.asked_model if key else "",
         binary=binary,
+        takes_bytes=takes_bytes,
     )
 
 

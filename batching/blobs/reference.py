@@ -9,6 +9,7 @@ hash is BLAKE3, which takes a quarter of the time of SHA-256; a plain Celery cli
 
 from __future__ import annotations
 
+import os
 import re
 from hashlib import sha256
 from typing import Annotated, Literal
@@ -30,6 +31,9 @@ Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 LONGEST = 512
 # With an id and a size as short as they may be.
 SHORTEST = 100
+
+# No digit of a number that is hexadecimal.
+_SHARED = "s"
 
 MARK = b"$blob"
 OURS = b'{"$blob":'
@@ -87,6 +91,19 @@ def reference_to(blob_id: str, value: bytes | memoryview, form: Form) -> BlobRef
     """The reference to a blob with these bytes."""
     size = value.nbytes if isinstance(value, memoryview) else len(value)
     return BlobRef(blob_id, size, blake3(value).hexdigest(), form)
+
+
+def output_name(task_id: str, *, shared: bool) -> str:
+    """A new name for the output of a request, of which there may be several: another worker may have it too. Each has a
+    blob of its own, until one of them is taken. `shared`: it answers other requests as well.
+    """
+    return f"{task_id}.{_SHARED if shared else ''}{os.urandom(4).hex()}"
+
+
+def is_alone(blob_id: str, task_id: str) -> bool:
+    """Return whether this is the output of this request, and of no other."""
+    name, _, number = blob_id.rpartition(".")
+    return name == task_id and not number.startswith(_SHARED)
 
 
 def is_reference(value: bytes) -> bool:

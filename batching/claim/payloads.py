@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from msgspec import structs
 from redis.exceptions import RedisError
 
 from batching.blobs.local_files import LocalFiles
 from batching.blobs.local_first import ElsewhereError, LocalFirst
-from batching.blobs.reference import LARGEST_BYTES, is_ours
+from batching.blobs.reference import LARGEST_BYTES, Form, is_ours, output_name
 from batching.blobs.store import GRACE_MS, BlobGoneError, BlobStore, NoRoomError
 from batching.columns import blob_of, input_of
-from batching.request import Expired, Failed, Ok, Outcome, Rejected, Request
+from batching.request import RAW_BYTES, Expired, Failed, Ok, Outcome, Rejected, Request
 from config.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -209,37 +207,38 @@ class Payloads:
         """The outcomes with references in the place of large outputs.
 
         Those of plain Celery clients stay, since these read their results themselves, and so do those with callbacks.
+        None is raw any more: what is bytes lies there as such, and is base64 where it stays.
         """
         outputs = [outcome.output for _, outcome in outcomes if type(outcome) is Ok]
-        limit = self._inline_bytes
+        limit = min(self._inline_bytes, RAW_BYTES)
         # Nearly always. Readers would take an output that looks like a reference for one.
         if max(map(len, outputs), default=0) <= limit and not any(map(is_ours, outputs)):
             return outcomes
         return [(request, self._laid_aside(request, outcome)) for request, outcome in outcomes]
 
     def _laid_aside(self, request: Request, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, Ok):
+            return outcome
         store = self._store(request.id)
-        if not isinstance(outcome, Ok) or store is None:
-            return outcome
-        if len(outcome.output) <= self._inline_bytes and not is_ours(outcome.output):
-            return outcome
-        if request.foreign or request.canvas or not request.result_ttl_ms:
-            return outcome
+        large = len(outcome.output) > self._inline_bytes or (not outcome.raw and is_ours(outcome.output))
+        if store is None or not large or request.foreign or request.canvas or not request.result_ttl_ms:
+            return outcome.in_json()
         ttl_ms = max(request.result_ttl_ms, request.keep_ms, self._result_ttl_ms if request.question else 0)
         # Others may ask for the output of a tracked request, or of an equal one, from wherever they are.
         sole = not (request.tracked or request.question or request.keep_ms)
         near = sole and self._files.seen_by([request.reply_to]) > 0
         # Another worker may have the request too: each has an output of its own, until one of them is taken.
-        name = f"{request.id}.{os.urandom(4).hex()}"
-        ref = store.write_near(name, outcome.output, "json", ttl_ms + GRACE_MS, near=near, alone=sole)
+        name = output_name(request.id, shared=bool(request.question or request.keep_ms))
+        form: Form = "bytes" if outcome.raw else "json"
+        ref = store.write_near(name, outcome.output, form, ttl_ms + GRACE_MS, near=near, alone=sole)
         try:
             if ref.near is not True:
                 store.put(ref, outcome.output, ttl_ms + GRACE_MS)
         except (RedisError, NoRoomError) as error:
             logger.warning("the output of request %s stays in its result: %s", request.id, error)
             self._files.release([name])
-            return outcome
-        return structs.replace(outcome, output=ref.json)
+            return outcome.in_json()
+        return Ok(ref.json, outcome.metadata)
 
     def keep(self, request: Request) -> None:
         """The request becomes a dead letter, with its payload."""

@@ -187,6 +187,7 @@ class Client:
         pending.runs_on = bool(key)
         shared = key or submission.request_id or (submission.model in self._recogniser.asked and not submission.fresh)
         pending.is_sole = submission.waits and not shared
+        pending.takes_bytes = submission.takes_bytes
         # Most inputs are strings, which need not be looked into.
         if input[:1] != b'"' and not submission.binary and is_reference(input):
             self.router.settle(pending, InvalidInput(_RESERVED))
@@ -240,17 +241,16 @@ class Client:
         finally:
             self.router.forget(pending)
         if isinstance(reply, Repeated):
-            return checked(self._outcome_of(reply, pending.deadline))
+            return checked(self._outcome_of(reply, pending))
         if pending.runs_on and isinstance(reply, Reply):
             # A caller that repeats the request must get this answer again.
             self._confirm(pending.task_id)
-        return self._payloads.whole(checked(reply), sole=pending.is_sole)
+        return self._payloads.whole(checked(reply), sole=pending.is_sole, as_bytes=pending.takes_bytes)
 
-    def _outcome_of(self, first: Repeated, deadline: float) -> Reply | None:
-        """Wait for a request that any process may have submitted; None if it has not ended by `deadline`
-        (monotonic).
-        """
-        reply = self.result(first.task_id, deadline - time.monotonic(), deadline)
+    def _outcome_of(self, first: Repeated, pending: Pending) -> Reply | None:
+        """Wait for a request that any process may have submitted; None if it has not ended by `pending`'s deadline."""
+        left_s = pending.deadline - time.monotonic()
+        reply = self.result(first.task_id, left_s, pending.deadline, as_bytes=pending.takes_bytes)
         return reply if reply is not None and reply.status in FINISHED else None
 
     def receipt(self, pending: Pending) -> str:
@@ -281,9 +281,12 @@ class Client:
     def _confirm(self, task_id: str) -> None:
         self.confirm(self._keys.result(task_id))
 
-    def result(self, task_id: str, wait_s: float = 0.0, deadline: float = math.inf) -> Reply | None:
+    def result(
+        self, task_id: str, wait_s: float = 0.0, deadline: float = math.inf, *, as_bytes: bool = False
+    ) -> Reply | None:
         """The stored state of a task, after waiting at most `wait_s` for it to finish; None for an unknown id. While
-        Redis fails over it is held, but not beyond `deadline` (monotonic).
+        Redis fails over it is held, but not beyond `deadline` (monotonic). `as_bytes`: a large output that is bytes
+        comes as a `BytesReply`.
 
         Raises:
             BackendUnavailable: Redis cannot be reached, or no replica has confirmed an outcome.
@@ -297,7 +300,7 @@ class Client:
                 self.router.forget(pending)
         if reply is not None and reply.status in FINISHED:
             self._confirm(task_id)
-            reply = self._payloads.whole(reply)
+            reply = self._payloads.whole(reply, as_bytes=as_bytes)
         return reply
 
     def queued_bytes(self, submission: Submission) -> int:
@@ -313,8 +316,8 @@ class Client:
         return self._payloads.shared_bytes
 
     def forget(self, task_id: str) -> None:
-        """Delete the stored result of a task. Raises BackendUnavailable."""
-        self._held(lambda: self._redis.unlink(self._keys.result(task_id)), _NO_RESULTS)
+        """Delete the stored result of a task, and what lies beside it. Raises BackendUnavailable."""
+        self._payloads.forget(task_id, self._held(lambda: self._redis.getdel(self._keys.result(task_id)), _NO_RESULTS))
 
     def cancel(self, task_id: str) -> str:
         """Cancel a request that has not started. Returns the state it had: `PENDING` means cancelled, '' unknown id."""

@@ -26,7 +26,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from batching.blobs.local_first import LocalFirst, files_of
-from batching.blobs.reference import LONGEST, BlobRef, Form
+from batching.blobs.reference import LONGEST, BlobRef, Form, is_alone
 from batching.blobs.store import GRACE_MS, BlobGoneError, NoRoomError, Usage, open_blobs
 from batching.policy import Shed
 from config.keys import Shard
@@ -39,7 +39,7 @@ from tasks.client.submission import Submission
 from tasks.errors import BackendUnavailable, BunchError, DeadlineExceeded, RateLimited
 from tasks.protocol.outgoing import Outgoing
 from tasks.protocol.outputs import reference_in, with_output
-from tasks.protocol.results import Reply
+from tasks.protocol.results import Reply, decode_reply
 
 logger = logging.getLogger(__name__)
 
@@ -234,8 +234,16 @@ class PayloadSender(Beside):
         except RedisError as error:
             logger.info("%d payloads are not deleted now, and expire by themselves: %s", len(blob_ids), error)
 
-    def whole(self, reply: Reply, *, sole: bool = False) -> Reply:
-        """The reply with its output in the place of a reference. `sole`: nobody else may ask for it.
+    def forget(self, task_id: str, stored: Any) -> None:
+        """The result of a request was deleted, if there was one: delete what lies beside it."""
+        ref = reference_in(decode_reply(stored)) if stored else None
+        # What answers other requests too stays for them.
+        if ref is not None and is_alone(ref.id, task_id):
+            self._release([ref.id])
+
+    def whole(self, reply: Reply, *, sole: bool = False, as_bytes: bool = False) -> Reply:
+        """The reply with its output in the place of a reference. `sole`: nobody else may ask for it. `as_bytes` as in
+        `with_output`.
 
         Raises:
             BackendUnavailable: the store does not answer, or the output is not there any more.
@@ -244,7 +252,7 @@ class PayloadSender(Beside):
         if ref is None:
             return reply
         try:
-            reply = with_output(reply, self._blobs)
+            reply = with_output(reply, self._blobs, as_bytes=as_bytes)
         except BlobGoneError as error:
             raise BackendUnavailable("the output of this request is not there any more; send it again") from error
         except RedisError as error:

@@ -18,7 +18,8 @@ class Pending:
     """
 
     __slots__ = (
-        *("channel", "deadline", "done", "due", "hung_up", "is_sole", "reply", "runs_on", "sent", "task_id", "wake"),
+        *("channel", "deadline", "done", "due", "hung_up", "is_sole", "reply", "runs_on", "sent", "takes_bytes"),
+        *("task_id", "wake"),
     )
 
     def __init__(
@@ -28,6 +29,7 @@ class Pending:
         self.hung_up = hung_up
         self.runs_on = False
         self.is_sole = False
+        self.takes_bytes = False
         self.sent: Any = None
         self.deadline = deadline
         self.channel = channel

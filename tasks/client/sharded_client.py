@@ -121,8 +121,10 @@ class ShardedClient:
         """With `replica`, return once a replica has this key of the home. Raises BackendUnavailable."""
         self._home.confirm(key)
 
-    def result(self, task_id: str, wait_s: float = 0.0, deadline: float = float("inf")) -> Reply | None:
-        return self._of(task_id).result(task_id, wait_s, deadline)
+    def result(
+        self, task_id: str, wait_s: float = 0.0, deadline: float = float("inf"), *, as_bytes: bool = False
+    ) -> Reply | None:
+        return self._of(task_id).result(task_id, wait_s, deadline, as_bytes=as_bytes)
 
     def forget(self, task_id: str) -> None:
         self._of(task_id).forget(task_id)

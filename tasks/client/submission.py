@@ -39,6 +39,7 @@ class Submission(msgspec.Struct, frozen=True):
         asked: with an idempotency key, the name that the caller used for a model of several versions: its repetition is
             the same request when the name leads to another version.
         binary: the input is bytes, for a model whose `input_type` is not `json`.
+        takes_bytes: an output that is bytes may come as a `BytesReply`.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Submission(msgspec.Struct, frozen=True):
     hung_up: Callable[[], bool] | None = None
     asked: str = ""
     binary: bool = False
+    takes_bytes: bool = False
 
     @property
     def input_json(self) -> bytes:

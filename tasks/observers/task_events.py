@@ -176,7 +176,10 @@ class TaskEvents:
                 )
 
     def _output(self, outcome: Ok) -> str:
-        return shown_text(outcome.output) if self._payloads else ""
+        if not self._payloads:
+            return ""
+        cut = Ok(outcome.output[:SHOWN_BYTES], raw=True).in_json() if outcome.raw else outcome
+        return shown_text(cut.output)
 
     def _tell(self, dispatcher: Any, shown: _Shown) -> None:
         if not shown.told:

@@ -16,7 +16,7 @@ from config.settings import ModelSettings, Settings
 from config.shards import Place, Places
 from tasks.protocol.ids import place_of
 from tasks.protocol.messages import read_payload
-from tasks.protocol.results import Reply
+from tasks.protocol.results import BytesReply, Reply
 from tasks.referenced_inputs import ReferencedInputs
 
 
@@ -33,10 +33,16 @@ def reference_in(reply: Reply) -> BlobRef | None:
         return None
 
 
-def with_output(reply: Reply, blobs: BlobStore) -> Reply:
-    """The reply with its output. Raises BlobGoneError, RedisError."""
+def with_output(reply: Reply, blobs: BlobStore, *, as_bytes: bool = False) -> Reply:
+    """The reply with its output; `as_bytes`: a `BytesReply`, if that is bytes. Raises BlobGoneError, RedisError."""
     ref = reference_in(reply)
-    return reply if ref is None else structs.replace(reply, result=msgspec.Raw(bytes(blobs.get(ref))))
+    if ref is None:
+        return reply
+    value = bytes(blobs.get(ref))
+    if ref.form == "json":
+        return structs.replace(reply, result=msgspec.Raw(value))
+    found = BytesReply(reply.task_id, reply.status, date_done=reply.date_done, bunch=reply.bunch, data=value)
+    return found if as_bytes else found.in_json()
 
 
 def payload_of(message: bytes) -> BlobRef | None:

@@ -22,7 +22,17 @@ from batching.claim.lease import Entry
 from batching.claim.store import Settled
 from batching.coalescing import Coalesced
 from batching.ports import BatchInfo
-from batching.request import OWN_METADATA, Cancelled, Expired, Failed, Ok, Outcome, Rejected, Request
+from batching.request import (
+    OWN_METADATA,
+    Cancelled,
+    Expired,
+    Failed,
+    Ok,
+    Outcome,
+    Rejected,
+    Request,
+    quoted_base64,
+)
 from config.keys import REPLY_PREFIX
 from config.native import hot_path
 from config.tiers import TIERS
@@ -49,6 +59,20 @@ class Reply(msgspec.Struct):
     bunch: msgspec.Raw = msgspec.Raw(b"{}")
     traceback: str | None = None
     date_done: str | None = None
+
+    def in_json(self) -> Reply:
+        """The same with its output as JSON."""
+        return self
+
+
+class BytesReply(Reply):
+    """A reply whose output is bytes, for a reader that asks for them: they are in `data`, and not in `result`."""
+
+    data: bytes = b""
+
+    def in_json(self) -> Reply:
+        result = msgspec.Raw(quoted_base64(self.data))
+        return Reply(self.task_id, self.status, result, self.bunch, self.traceback, self.date_done)
 
 
 class ErrorResult(msgspec.Struct):

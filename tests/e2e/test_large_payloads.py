@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.server
+import json
 import threading
 import uuid
 from collections.abc import Iterator
@@ -31,6 +33,11 @@ input_type = "bytes"
 [models.reversed]
 source = "tests.byte_models:Reversed"
 input_type = "bytes"
+
+[models.kept]
+source = "tests.byte_models:Reversed"
+input_type = "bytes"
+cache = true
 
 [models.cursed]
 source = "tests.chaos.models:Cursed"
@@ -238,6 +245,75 @@ def test_while_their_redis_is_away_payloads_that_must_lie_there_are_refused(api:
     assert api.outcome(path.rpartition("/")[2])["output"] == TEXT
 
 
-def test_reversed_bytes_come_back_large(api: Api) -> None:
-    answer = post(api, PNG, "reversed", Accept="application/octet-stream")
-    assert (answer.status, answer.body) == (200, PNG[::-1])
+TURNED = PNG[::-1]
+AS_TEXT = base64.b64encode(TURNED).decode()
+ANY_BYTES = "application/octet-stream"
+
+
+def outputs(redis: Redis, task_id: str) -> list[bytes]:
+    """What lies beside the result of that request, in any shard."""
+    return [redis.get(each) or b"" for each in redis.scan_iter(f"bunch:blob:{task_id}.*")]
+
+
+def forgotten(redis: Redis, task_id: str) -> None:
+    wait_until(lambda: not outputs(redis, task_id), what="its output is gone")
+
+
+def poll(api: Api, task_id: str, query: str = "", **headers: str) -> Answer:
+    return api.call("GET", f"/v1/result/{task_id}?wait_ms=10000{query}", **headers)
+
+
+def test_large_bytes_are_nowhere_base64_on_their_way_to_who_wants_bytes(api: Api, beside: Redis) -> None:
+    for accept in (ANY_BYTES, "application/json"):
+        answer = post(api, PNG, "reversed", Accept=accept)
+        assert (answer.status, answer.headers["content-type"]) == (200, accept)
+        assert answer.body == TURNED if accept == ANY_BYTES else answer.json["output"] == AS_TEXT
+    # Their type is none of those that are wished for.
+    answer = post(api, PNG, "reversed", Accept="image/png")
+    assert answer.json["output"] == AS_TEXT
+    forgotten(beside, answer.json["task_id"])
+
+
+def test_a_poller_gets_large_bytes_in_any_form_until_it_forgets_them(api: Api, beside: Redis, celery: Celery) -> None:
+    task_id = post(api, PNG, "reversed", Prefer="respond-async").json["task_id"]
+    assert poll(api, task_id, Accept=ANY_BYTES).body == TURNED
+    assert outputs(beside, task_id) == [TURNED]
+    assert poll(api, task_id).json["output"] == AS_TEXT
+    assert poll(api, task_id, Accept="image/png").json["output"] == AS_TEXT
+    assert f'"output":"{AS_TEXT}"' in poll(api, task_id, Accept="text/event-stream").body.decode()
+    assert celery.AsyncResult(task_id).get(timeout=PATIENCE_S) == AS_TEXT
+    assert outputs(beside, task_id) == [TURNED]
+    assert poll(api, task_id, "&forget=true", Accept=ANY_BYTES).body == TURNED
+    forgotten(beside, task_id)
+    assert poll(api, task_id).status == 404
+    task_id = posted(api).json["task_id"]
+    assert poll(api, task_id, "&forget=true").json["output"] == TEXT
+    forgotten(beside, task_id)
+
+
+def test_a_repeated_call_gets_the_same_large_bytes(api: Api, beside: Redis) -> None:
+    first = post(api, PNG, "reversed", Accept=ANY_BYTES, Idempotency_Key="picture")
+    again = post(api, PNG, "reversed", Accept=ANY_BYTES, Idempotency_Key="picture")
+    assert first.body == again.body == TURNED
+    task_ids = {json.loads(each.headers["bunch-metadata"])["task_id"] for each in (first, again)}
+    assert len(task_ids) == 1
+    assert post(api, PNG, "reversed", Idempotency_Key="picture").json["output"] == AS_TEXT
+    assert outputs(beside, task_ids.pop()) == [TURNED]
+
+
+def test_a_kept_picture_is_not_forgotten_with_one_of_its_requests(api: Api, beside: Redis) -> None:
+    task_id = post(api, PNG, "kept", Prefer="respond-async").json["task_id"]
+    assert poll(api, task_id, "&forget=true", Accept=ANY_BYTES).body == TURNED
+    answer = post(api, PNG, "kept", Accept=ANY_BYTES)
+    assert (answer.body, json.loads(answer.headers["bunch-metadata"])["cached"]) == (TURNED, True)
+    again = post(api, PNG, "kept", Prefer="respond-async").json["task_id"]
+    assert poll(api, again, "&forget=true").json["output"] == AS_TEXT
+    assert outputs(beside, task_id) == [TURNED]
+
+
+def test_kserve_gets_large_bytes_as_an_element(api: Api) -> None:
+    head = {"name": "input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(PNG) + 4}}
+    asked = json.dumps({"inputs": [head], "parameters": {"binary_data_output": True}}).encode()
+    body = asked + len(PNG).to_bytes(4, "little") + PNG
+    answer = api.call("POST", "/v2/models/reversed/infer", raw=body, Inference_Header_Content_Length=str(len(asked)))
+    assert answer.body[-len(PNG) - 4 :] == len(PNG).to_bytes(4, "little") + TURNED

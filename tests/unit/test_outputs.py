@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 from collections.abc import Callable
@@ -15,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batching.request import Failed, Ok, Rejected
+from batching.request import RAW_BYTES, Failed, Ok, Rejected
 from bunch import InputRejected, Output
 from tests.unit.computing import Model, compute, outputs, run
 from workers.executor.batch_budget import Budget
 from workers.executor.compute import BatchComputer
 from workers.executor.faults.exception_text import ItemError
-from workers.executor.outputs import encode_output
+from workers.executor.outputs import encode_output, outcome_of
 
 
 class FakeTensor:
@@ -294,3 +295,19 @@ def test_whatever_a_cost_raises_is_that_items_error(error: BaseException) -> Non
     assert (one, three) == (Ok(b"1"), Ok(b"3"))
     assert isinstance(failed, Failed)
     assert type(error).__name__ in failed.message
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_large_bytes_stay_as_they_are(kind: Any) -> None:
+    """Below, they are base64 at once; the limit is that of base64 for both."""
+    for size, raw in ((RAW_BYTES, False), (RAW_BYTES + 1, True)):
+        value = bytes(size)
+        found = outcome_of(Output(kind(value), {"content_type": "image/png"}))
+        assert isinstance(found, Ok)
+        assert (found.raw, type(found.output)) == (raw, bytes)
+        assert found.in_json().output == b'"%b"' % base64.b64encode(value)
+        assert found.in_json().metadata == found.metadata == b'"content_type":"image/png","output_type":"bytes"'
+        assert found.in_json().raw is False
+        encoded = len(found.in_json().output)
+        assert isinstance(outcome_of(kind(value), encoded), Ok)
+        assert isinstance(outcome_of(kind(value), encoded - 1), ItemError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,8 @@ from batching.claim import payloads as module
 from batching.claim.payloads import Payloads
 from batching.request import Done, Failed, Ok, Request, Work
 from config.tiers import Tier
-from tasks.protocol.results import decode_reply
+from tasks.protocol.outputs import with_output
+from tasks.protocol.results import BytesReply, decode_reply
 from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.claim_rig import Rig, ScriptedExecutor, done
 from tests.fakes.messages import celery_message, our_message
@@ -309,6 +311,49 @@ def test_an_output_that_cannot_be_laid_aside_stays_in_its_result(make: Make, why
     rig.put(ONE)
     rig.start()
     assert output(rig, ONE) == b'"%s"' % (b"y" * 200)
+
+
+PICTURE = bytes(range(256)) * 200
+AS_TEXT = b'"%b"' % base64.b64encode(PICTURE)
+
+
+def picture(work: Work) -> Done:
+    return done(work, [Ok(PICTURE, b'"output_type":"bytes"', raw=True) for _ in work.inputs])
+
+
+def test_a_large_output_that_is_bytes_lies_aside_as_it_is(make: Make) -> None:
+    rig = make()
+    rig.executor.answer = picture
+    rig.put(ONE)
+    rig.start()
+    (reply,) = rig.settled(ONE)
+    ref = read_reference(bytes(reply.result))
+    assert ref is not None
+    assert (ref.form, rig.blobs.get(ref)) == ("bytes", PICTURE)
+    for as_bytes in (False, True):
+        found = with_output(reply, rig.blobs, as_bytes=as_bytes)
+        assert isinstance(found, BytesReply) is as_bytes
+        assert bytes(found.in_json().result) == AS_TEXT
+        assert (found.task_id, found.status, found.date_done) == (reply.task_id, "SUCCESS", reply.date_done)
+        assert bytes(found.bunch) == bytes(found.in_json().bunch) == bytes(reply.bunch)
+
+
+@pytest.mark.parametrize("why", ["foreign", "away", "full", "none", "small", "canvas"])
+def test_an_output_that_is_bytes_is_base64_wherever_it_stays_in_its_result(why: str) -> None:
+    blobs = MemoryBlobs(Room(max_bytes=10) if why == "full" else ANY_ROOM)
+
+    def before(call: str) -> None:
+        if why == "away":
+            raise RedisConnectionError("away")
+
+    blobs.before = before
+    store = None if why == "none" else lambda _: blobs
+    payloads = Payloads(store, inline_bytes=len(PICTURE) if why == "small" else 100)
+    about = {"foreign": why == "foreign", "canvas": b"{}" if why == "canvas" else b""}
+    request = Request(ONE, Tier.PAID, 1, b"1", b"{}", result_ttl_ms=1000, **about)
+    ((_, told),) = payloads.lay_aside([(request, Ok(PICTURE, b'"a":1', raw=True))])
+    assert told == Ok(AS_TEXT, b'"a":1')
+    assert not blobs.blobs
 
 
 def test_a_worker_without_a_store_says_so(make: Make) -> None:

@@ -177,7 +177,7 @@ def test_a_caller_who_hangs_up_during_an_outage_is_taken_back_after_it(monkeypat
 def test_whoever_repeats_a_request_is_not_held_beyond_the_deadline() -> None:
     client = Client(structs.replace(SETTINGS, failover_wait_ms=20_000), connect("redis://127.0.0.1:1"))
     with pytest.raises(BackendUnavailable), gevent.Timeout(10):
-        client._outcome_of(Repeated("first"), time.monotonic() + 0.1)
+        client._outcome_of(Repeated("first"), Pending("again", time.monotonic() + 0.1))
 
 
 def test_an_error_while_it_is_sent_again_does_not_end_the_outbox() -> None:

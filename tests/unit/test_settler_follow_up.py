@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 
 import pytest
+from celery import Celery
 
 from batching.claim.settler import Settler
 from batching.claim.store import Settled
@@ -14,6 +16,8 @@ from batching.ports import BatchInfo, NullObserver
 from batching.request import Ok, Outcome, Request
 from config.tiers import Tier
 from tasks.protocol.results import CeleryCodec
+from tests.fakes.messages import celery_message
+from workers.celery.canvas import CanvasFollowUp
 
 INFO = BatchInfo("b", "m", "1", 3, Reason.FULL, 0, compute_s=0.1)
 
@@ -72,3 +76,12 @@ def test_nothing_is_sent_for_a_lease_that_is_lost(neighbours: int) -> None:
     log: list[str] = []
     settle(log, request("a", canvas=True), *(request(f"n{n}", canvas=False) for n in range(neighbours)), lease=0)
     assert log == []
+
+
+def test_what_follows_after_an_output_of_bytes_gets_base64(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, seen = Celery(broker="memory://", backend="cache+memory://", set_as_current=False), []
+    monkeypatch.setattr(app.backend, "mark_as_done", lambda task_id, value, **about: seen.append(value))
+    canvas = request("a", canvas=True)
+    canvas.canvas = celery_message(("x",), task_id="a")
+    CanvasFollowUp(app).follow(canvas, Ok(b"\0" * 40_000, raw=True))
+    assert seen == [base64.b64encode(b"\0" * 40_000).decode()]

@@ -13,7 +13,7 @@ from batching.policy import Reason
 from batching.ports import BatchInfo
 from batching.request import Expired, Failed, Ok, Outcome, Request
 from config.tiers import Tier
-from tasks.observers.task_events import EventSampler, TaskEvents
+from tasks.observers.task_events import SHOWN_BYTES, EventSampler, TaskEvents
 
 SHORT = 1024
 
@@ -214,3 +214,13 @@ def test_what_is_below_the_rate_is_shown_whole() -> None:
     for n in range(1000):
         now[0] = n / 50
         assert sampler.take(1) == 1
+
+
+@pytest.mark.parametrize("size", [3, 5_000_000])
+def test_an_output_of_bytes_is_shown_as_base64(dispatcher: Dispatcher, size: int) -> None:
+    events = TaskEvents(lambda: dispatcher, 50, payloads=True)
+    members = requests(1)
+    events.claimed(members, batch(1))
+    events.finished([(each, Ok(bytes(size), raw=True)) for each in members], batch(1))
+    (shown,) = (each["result"] for flush in dispatcher.flushed for each in flush if "result" in each)
+    assert shown == ('"AAAA"' if size == 3 else '"' + "A" * (SHOWN_BYTES - 1) + "…")

@@ -73,7 +73,8 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
     value = services.binary.encoded(model, body.input, partial(input_json, call))
     wish = wish_in(call)
     parameters = asking(call, body.parameters, wish) if wish.form else body.parameters
-    submission = submission_of(settings, call, model, value, parameters, body.timeout_ms, waits=waits)
+    about = {"waits": waits, "takes_bytes": bool(wish.types)}
+    submission = submission_of(settings, call, model, value, parameters, body.timeout_ms, **about)
     if not waits:
         receipt: Callable[[Pending], str] = services.client.receipt
         if url is not None:
@@ -87,6 +88,7 @@ def infer(services: Services, call: HttpRequest) -> HttpResponse:
         binary = _as_bytes(call, wish, reply, started, name)
         if binary is not None:
             return binary
+        reply = reply.in_json()
     answer, timing = rendered(call.request_id, name, reply, perf_counter() - started)
     return HttpResponse(200, answer, call.request_id, headers=(("Server-Timing", timing),))
 
@@ -208,11 +210,13 @@ def _item(task_id: str, outcome: Reply | BunchError) -> bytes:
 
 def _plain(services: Services, call: HttpRequest, model: str, value: Encoded, started: float) -> HttpResponse:
     wish = wish_in(call)
-    submission = submission_of(services.settings, call, model, value, asking(call, None, wish))
+    parameters, as_bytes = asking(call, None, wish), bool(wish.types)
+    submission = submission_of(services.settings, call, model, value, parameters, takes_bytes=as_bytes)
     reply = run(services, call, submission, started, services.direct.waiting(services.client, submission))
     binary = _as_bytes(call, wish, reply, started) if wish.types else None
     if binary is not None:
         return binary
+    reply = reply.in_json()
     latency_ms = (perf_counter() - started) * 1000
     return HttpResponse(
         200,

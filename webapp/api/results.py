@@ -36,19 +36,19 @@ def get_result(services: Services, call: HttpRequest, task_id: str) -> HttpRespo
     forgets = flag(call.query("forget"), "forget")
     wait = call.query("wait_ms")
     wait_s = milliseconds(wait, "wait_ms", "INVALID_INPUT") / 1000 if wait is not None else 0.0
-    follows = result_events.asked_for(call)
-    reply = services.client.result(task_id, 0.0 if follows else min(wait_s, services.settings.request_timeout_s))
+    follows, wish = result_events.asked_for(call), wish_in(call)
+    wait_s = 0.0 if follows else min(wait_s, services.settings.request_timeout_s)
+    reply = services.client.result(task_id, wait_s, as_bytes=bool(wish.types) and not follows)
     if reply is None:
         raise _unknown(task_id)
 
     def answer(reply: Reply) -> bytes:
         if forgets and reply.status in FINISHED:
             services.client.forget(task_id)
-        return answer_of(task_id, reply)
+        return answer_of(task_id, reply.in_json())
 
     if follows:
         return result_events.follow(services, call, reply, state_of, answer)
-    wish = wish_in(call)
     if wish.types and state_of(reply) == "SUCCESS":
         about = {"task_id": task_id, "completed_at": reply.date_done}
         binary = binary_answer(call, wish, reply, about)

@@ -180,6 +180,7 @@ class Asked(NamedTuple):
         started: when the call began, as `perf_counter` tells it.
         parameters: of the caller; the model may declare a schema for them.
         packed: vectors come as base64 (`workers.executor.vectors`).
+        takes_bytes: a reply may be a `BytesReply`.
     """
 
     door: str
@@ -190,6 +191,7 @@ class Asked(NamedTuple):
     parameters: dict[str, Any] | None = None
     timeout_ms: float | None = None
     packed: bool = False
+    takes_bytes: bool = False
 
 
 def model_for(services: Services, call: HttpRequest, name: str | None, task: str) -> Served:
@@ -209,7 +211,7 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
         BunchError: of the first input that failed, named `name[i]`; one that concerns the whole call comes before.
         ApiError: PAYLOAD_TOO_LARGE, if the inputs have more bytes as JSON than a call may queue.
     """
-    door, model, inputs, name, started, parameters, timeout_ms, _ = asked
+    door, model, inputs, name, started, parameters, timeout_ms, _, as_bytes = asked
     if model in services.declared:
         for refusal in declared_refusals(services, call, model, inputs, parameters, name):
             if refusal is not None:
@@ -219,12 +221,12 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
     settings, values = services.settings, _encoded(services, call, asked)
     parameters = _with_format(services, asked)
     if len(values) == 1:
-        submission = submission_of(settings, call, model, values[0], parameters, timeout_ms)
+        submission = submission_of(settings, call, model, values[0], parameters, timeout_ms, takes_bytes=as_bytes)
         if submission.idempotency_key:
             # As one of several, so that the same key with another number of inputs is a conflict too.
             submission = replace(*one_each(submission, values), request_id=submission.request_id)
         return [run(services, call, submission, started, services.direct.waiting(services.client, submission), door)]
-    whole = submission_of(settings, call, model, b"null", parameters, timeout_ms)
+    whole = submission_of(settings, call, model, b"null", parameters, timeout_ms, takes_bytes=as_bytes)
     _require_room(services, call, whole, len(values))
     ended = run_each(services, call, whole, values, [None] * len(values), started, door, as_one=True)
     raise_common([each.outcome for each in ended if isinstance(each.outcome, BunchError)], len(values))

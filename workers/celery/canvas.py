@@ -40,7 +40,7 @@ class CanvasFollowUp:
         backend = self._app.backend
         kept = request.result_ttl_ms > 0
         if isinstance(outcome, Ok):
-            value = msgspec.json.decode(outcome.output)
+            value = msgspec.json.decode(outcome.in_json().output)
             self._send_next(context, value)
             # The last member of a chord joins all members by their stored results
             # (`RedisBackend.on_chord_part_return`), so its own result cannot wait for the end of its batch.

@@ -8,14 +8,13 @@ predict ──▶ a list, an array or a tensor ──as_list──▶ n outputs 
 from __future__ import annotations
 
 import math
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from batching.request import OWN_METADATA, Ok, Words
+from batching.request import OWN_METADATA, RAW_BYTES, Ok, Words, quoted_base64
 from tasks.protocol.binary import CONTENT_TYPE, OUTPUT_TYPE
 from tasks.protocol.json_structure import MAX_DEPTH, too_deep
 from workers.executor.faults.exception_text import ItemError, describe
@@ -105,14 +104,17 @@ def plain_outcomes(outputs: list[Any], max_bytes: int) -> list[Ok] | None:
 
 
 def _bytes_outcome(output: Any, metadata: bytes, max_bytes: int) -> Ok | ItemError:
-    encoded = b'"%b"' % b64encode(output)
-    if 0 < max_bytes < len(encoded):
-        return ItemError(f"the model's output is {len(encoded)} bytes as base64; the limit is {max_bytes}")
+    raw = memoryview(output).nbytes > RAW_BYTES
+    # What reads it as JSON has it as base64.
+    size = len('""') + (memoryview(output).nbytes + 2) // 3 * 4
+    if 0 < max_bytes < size:
+        return ItemError(f"the model's output is {size} bytes as base64; the limit is {max_bytes}")
     # A model that names no media type has said that it is bytes, and no more.
     added = [metadata] if metadata else []
     if CONTENT_TYPE not in _members.decode(b"{%b}" % metadata):
         added.append(b'"%b":"application/octet-stream"' % CONTENT_TYPE.encode())
-    return Ok(encoded, b",".join((*added, b'"%b":"bytes"' % OUTPUT_TYPE.encode())))
+    told = b",".join((*added, b'"%b":"bytes"' % OUTPUT_TYPE.encode()))
+    return Ok(bytes(output), told, raw=True) if raw else Ok(quoted_base64(output), told)
 
 
 def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:

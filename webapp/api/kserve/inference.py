@@ -94,7 +94,7 @@ def run_rows(
     timeout_ms, own = _parameters_of(parameters)
     if not rows:
         return signature.tensors([], wanted), signature.version
-    asked = Asked(door, signature.model, rows, "row", started, own, timeout_ms)
+    asked = Asked(door, signature.model, rows, "row", started, own, timeout_ms, takes_bytes=True)
     replies = run_all(services, call, asked)
     return signature.tensors([_output(each) for each in replies], wanted), _version(replies, signature)
 
