@@ -51,6 +51,7 @@ class FlushHeader(NamedTuple):
     depth_limits: Sequence[int]
     classes: Sequence[ClassRow]
     runs: Sequence[RunRow]
+    asks: bool
 
 
 class RuleArgs(NamedTuple):

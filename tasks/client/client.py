@@ -17,27 +17,27 @@ from redis.exceptions import RedisError
 
 from batching.blobs.reference import BlobRef, is_reference
 from batching.blobs.store import Usage
+from batching.policy import Shed
 from config.keys import Shard
 from config.redis_errors import Meaning, meaning_of
 from config.settings import Settings
-from config.tiers import Tier
+from tasks.client.addressing import Addressing
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.cancel import Canceller
 from tasks.client.confirmation import Confirmation
-from tasks.client.dedup import Deduplicator, Repeated
+from tasks.client.dedup import Repeated
 from tasks.client.outbox import Outbox, Receipt
 from tasks.client.payloads import PayloadSender
 from tasks.client.pending import Pending
 from tasks.client.resend import LenientArgs
 from tasks.client.router import MAX_KEPT_BYTES, Router, shutting_down
 from tasks.client.submission import Submission, scoped
-from tasks.errors import BackendUnavailable, BunchError, InvalidInput
+from tasks.errors import BackendUnavailable, BunchError, InvalidInput, RateLimited
 from tasks.observability.metrics import CACHE_HITS
 from tasks.protocol.answers import checked
 from tasks.protocol.caller import Caller
 from tasks.protocol.ids import new_id, owned_id, sharded_id
 from tasks.protocol.outgoing import MessageWriter, Outgoing
-from tasks.protocol.quota import Quotas
 from tasks.protocol.results import FINISHED, Reply, decode_reply
 from tasks.protocol.seal import seal_of
 from tasks.script_args import CHARGE, HANG_UP, ChargeArgs, HangUpArgs, HangUpKeys, QuotaKeys
@@ -80,25 +80,17 @@ class Client:
         self.router = self._make_router(redis, name)
         self._writer = MessageWriter(self.router.channel, seal_of(settings))
         self._inline_bytes = settings.inline_bytes
-        self._payloads = PayloadSender.of(settings, redis, self._keys, self.router.settle, self._post, self.router.kept)
+        self._payloads = PayloadSender.of(
+            settings, redis, self._keys, self.router.settle, self._post, self.router.kept, self._refusal
+        )
         self.outbox = self._make_outbox(settings, redis, name)
         self._hang_up = redis.register_script(HANG_UP.text)
         self._canceller = Canceller(redis, self._keys)
         self._charge = redis.register_script(CHARGE.text)
-        # With the time limit in it, in milliseconds. What waits for its model to be loaded has its deadline only.
-        self._queues = {
-            (name, tier): (
-                self._keys.queue(name, tier),
-                math.inf if model.on_demand else settings.queue_timeout_of(tier),
-            )
-            for name, model in settings.models.items()
-            for tier in Tier
-        }
-        self._quotas = Quotas(settings)
-        self._recogniser = Deduplicator(settings, self._keys)
+        self._addressing = Addressing(settings, self._keys)
+        self._quotas = self._addressing.quotas
         self._hold_s = settings.failover_wait_s
         self._confirmation = Confirmation(redis, self._keys, name) if settings.durability == "replica" else None
-        self._sync_result_ttl_ms = min(settings.sync_result_ttl_ms, settings.result_ttl_ms)
 
     def _make_router(self, redis: Redis, name: str) -> Router:
         return Router(
@@ -185,8 +177,7 @@ class Client:
         key = submission.idempotency_key
         pending = self.router.expect(task_id, submission.timeout_s, None if key else submission.hung_up)
         pending.runs_on = bool(key)
-        shared = key or submission.request_id or (submission.model in self._recogniser.asked and not submission.fresh)
-        pending.is_sole = submission.waits and not shared
+        pending.is_sole = submission.waits and not (submission.request_id or self._addressing.may_repeat(submission))
         pending.takes_bytes = submission.takes_bytes
         # Most inputs are strings, which need not be looked into.
         if input[:1] != b'"' and not submission.binary and is_reference(input):
@@ -203,31 +194,18 @@ class Client:
         sent = self._message(pending.task_id, submission, left_s, blob)
         self.outbox.put(*sent, pending, receipt=not submission.waits)
 
+    def _refusal(self, pending: Pending, submission: Submission) -> BunchError | None:
+        """Why a request would not be admitted now, as far as that is known without its input. Raises RedisError."""
+        out = self._addressing.asking(pending.task_id, submission, pending.deadline - time.monotonic())
+        refusal = self.outbox.preview.refusal(out, pending)
+        # A repeat needs no place in a queue; it counts against its caller's rate.
+        counts = isinstance(refusal, RateLimited) and refusal.reason == Shed.RATE.value
+        return refusal if counts or not self._addressing.may_repeat(submission) else None
+
     def _message(
         self, task_id: str, submission: Submission, timeout_s: float, blob: BlobRef | None = None
     ) -> tuple[Outgoing, bytes]:
-        model, caller = submission.model, submission.caller
-        request_id, key = submission.request_id, submission.idempotency_key
-        once = None
-        if key or model in self._recogniser.asked:
-            once = self._recogniser.of(submission, blob.digest if blob is not None else "")
-        timeout_ms = max(1, int(timeout_s * 1000))
-        queue, limit_ms = self._queues[model, caller.tier]
-        out = Outgoing(
-            task_id,
-            submission,
-            queue,
-            timeout_ms,
-            timeout_ms if timeout_ms < limit_ms else int(limit_ms),
-            self._sync_result_ttl_ms
-            if submission.waits and not key
-            else max(self._settings.result_ttl_ms, submission.keep_ms),
-            not submission.waits or bool(request_id or key),
-            self._keys.request(scoped(request_id, caller.owner)) if request_id else "",
-            self._quotas.of(caller),
-            once,
-            blob,
-        )
+        out = self._addressing.of(task_id, submission, timeout_s, blob)
         return out, self._writer.rest(out, time.time())
 
     def wait(self, pending: Pending) -> Reply:

@@ -18,12 +18,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import gevent
-import msgspec
 from gevent.event import Event
 from msgspec import structs
 from redis import Redis
@@ -36,12 +35,13 @@ from config.redis import Line, Script
 from config.redis_errors import Meaning, meaning_of
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import QUEUED, answered, refusals
+from tasks.client.flush import FlushWriter, Posted
 from tasks.client.pending import Pending
+from tasks.client.preview import Preview
 from tasks.client.resend import LenientArgs, Recogniser, shortened
 from tasks.errors import BackendUnavailable, BunchError, Refused
 from tasks.observability.metrics import RESENT
 from tasks.protocol.outgoing import Outgoing
-from tasks.script_args import ClassRow, FlushArgs, FlushHeader, FlushKeys, RunRow
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +55,6 @@ _MAX_PAUSE_S = 0.2
 _AVOIDED_S = 1.0
 # Requests that are sent again in one flush.
 _AGAIN_AT_ONCE = 128
-
-_encode = msgspec.msgpack.Encoder().encode
-
-
-class Posted(msgspec.Struct):
-    out: Outgoing
-    rest: bytes
-    pending: Pending
-    receipt: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +100,6 @@ class Outbox:
         payloads: Beside | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._name = name
         self._line = Line(redis)
         self._rules = rules
         self._settle = settle
@@ -123,7 +113,8 @@ class Outbox:
         self._payloads = payloads or Beside()
         self._clock = clock
         self._keys = shard or Shard()
-        self._channel = self._keys.reply_channel(name)
+        self._writer = FlushWriter(name, self._keys)
+        self.preview = Preview(redis, rules, self._writer, self._avoid)
         self._recogniser = Recogniser(self._line, self._keys)
         self._again = False
         # Whoever was submitted before this time may have waited behind a flush that was held; 0: nobody.
@@ -156,6 +147,7 @@ class Outbox:
         if self._greenlet is not None:
             self._greenlet.kill()
         self._line.close()
+        self.preview.close()
 
     def put(self, out: Outgoing, rest: bytes, pending: Pending, *, receipt: bool = False) -> None:
         self._items.append(Posted(out, rest, pending, receipt))
@@ -170,7 +162,10 @@ class Outbox:
         while True:
             self._wake.wait()
             # While Redis was slow some callers may have given up: their requests need not be queued.
-            batch = [item for item in self._next() if not item.pending.done]
+            taken = self._next()
+            batch = [item for item in taken if not item.pending.done]
+            if len(batch) < len(taken):
+                self._not_sent(item for item in taken if item.pending.done)
             if batch:
                 self._began_at = self._clock()
                 self._submit(batch)
@@ -195,7 +190,7 @@ class Outbox:
                     self._payloads.write_again([item.out for item in sent])
                 statuses = self._flush(sent, self._rules)
             except (RedisError, OSError) as error:
-                self._failed_at = self._clock()
+                self._avoid()
                 if pause_s == _FIRST_PAUSE_S:
                     logger.warning("could not queue %d requests: %s", len(batch), error)
                 if not self._may_pass(batch, error):
@@ -228,11 +223,15 @@ class Outbox:
             doubtful = [item.out.task_id for item in over if not item.pending.runs_on]
             if doubtful:
                 self._on_doubt(doubtful)
+        else:
+            # Whoever gave up meanwhile is among them. In doubt, payloads stay for their minute: a worker may need them.
+            self._not_sent(item for item in batch if item.pending.done)
         if left:
             # Those behind them wait for the same server.
             behind = [item for item in self._items if self._ends(item, hold_s) <= now]
             self._items = [item for item in self._items if self._ends(item, hold_s) > now]
             self._refuse(behind, refusal)
+            self._not_sent(behind)
         return left
 
     def _ends(self, item: Posted, hold_s: float) -> float:
@@ -301,57 +300,7 @@ class Outbox:
         return batch
 
     def _flush(self, batch: list[Posted], rules: AdmissionArgs) -> bytes:
-        models: dict[str, int] = {}
-        # Requests without a quota use the queue's name as their class: the common case, without a tuple for each. If a
-        # key's limits have just changed, the rest of the flush uses the old ones.
-        classes: dict[object, int] = {}
-        quotas: dict[str, int] = {}
-        keys = [*FlushKeys(flush=self._keys.flush(f"{self._name}:{self.flushes}"), arrivals=self._keys.arrivals())]
-        rows: list[ClassRow] = []
-        # Neighbours' common fields are sent once: each run, and where its messages begin.
-        runs: list[tuple[int, int, int, int]] = []
-        starts: list[int] = []
-        messages: list[Any] = []
-        known = False
-        run: tuple[int, int, int, int] | tuple[()] = ()
-        for item in batch:
-            out = item.out
-            kind: object = out.queue if out.quota is None else (out.queue, out.quota.key_id)
-            named = out.request_key
-            if out.once is not None:
-                kind, named = (kind, True), out.once.words(named)
-                known = True
-            number = classes.get(kind)
-            if number is None:
-                number = classes[kind] = len(classes) + 1
-                model = models.setdefault(out.submission.model, len(models) + 1)
-                rows.append(rules.of_class(out, model, quotas))
-            shared = (number, out.deadline_ms, out.queue_limit_ms, 2 if named else 1)
-            if shared != run:
-                run = shared
-                runs.append(shared)
-                starts.append(len(messages))
-            if named:
-                messages.append(named)
-            messages.append(item.rest)
-        for name in models:
-            keys += rules.keys_of(name)
-        keys += [self._keys.quota(key_id) for key_id in quotas]
-        if known:
-            keys += rules.known_keys
-        header = FlushHeader(
-            channel=self._channel,
-            rules=rules.rules,
-            shares=rules.shares,
-            depth_limits=[rules.depth_limit(name) for name in models],
-            classes=rows,
-            runs=[
-                RunRow(*each, messages=(end - start) // each[3])
-                for each, start, end in zip(runs, starts, [*starts[1:], len(messages)], strict=True)
-            ],
-        )
-        args = (*FlushArgs(header=_encode(header)), *messages)
-        return cast("bytes", self._line.script(self._script, keys, args))
+        return cast("bytes", self._line.script(self._script, *self._writer.call(batch, rules, self.flushes)))
 
     def _report(self, batch: list[Posted], answer: bytes) -> None:
         if answer.strip(QUEUED):
@@ -362,7 +311,7 @@ class Outbox:
             for item, error in zip(batch, refusals(answer, outs), strict=True):
                 if error is not None:
                     if isinstance(error, Refused) and error.reason == Shed.MEMORY.value:
-                        self._failed_at = self._clock()
+                        self._avoid()
                     self._payloads.unused(item.out)
                     self._settle(item.pending, error)
                 else:
@@ -370,6 +319,14 @@ class Outbox:
             return
         for item in batch:
             self._accepted(item)
+
+    def _avoid(self) -> None:
+        """What may go elsewhere should."""
+        self._failed_at = self._clock()
+
+    def _not_sent(self, items: Iterable[Posted]) -> None:
+        for item in items:
+            self._payloads.unused(item.out)
 
     def _accepted(self, item: Posted) -> None:
         pending = item.pending

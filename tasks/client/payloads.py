@@ -54,11 +54,13 @@ _NOT_REACHABLE = "the store of large payloads is not reachable; try again shortl
 
 Settle = Callable[[Pending, object], None]
 Post = Callable[[Pending, Submission, BlobRef], None]
+Refusal = Callable[[Pending, Submission], BunchError | None]
 
 
 class PayloadSender(Beside):
     """Writes the blobs of one process. `post` queues a request whose blob is written; `settle` tells its caller why it
-    is not. With `hold_s` the store may fail over for so long. `kept`: what is posted and not answered yet.
+    is not. With `hold_s` the store may fail over for so long. `kept`: what is posted and not answered yet. `refusal`
+    tells why a request would not be admitted now; it raises RedisError.
     """
 
     def __init__(
@@ -70,10 +72,12 @@ class PayloadSender(Beside):
         hold_s: float = 0.0,
         nearby: Callable[[], Nearby] = lambda: Nearby.NONE,
         kept: Callable[[], list[Any]] = list,
+        refusal: Refusal = lambda pending, submission: None,
     ) -> None:
         self._blobs = blobs
         self._nearby = nearby
         self._kept = kept
+        self._refusal = refusal
         # Until then requests may wait here whose payload is in shared memory alone; `_followed`: in Redis after all.
         self._near_until = 0.0
         self._any_near = Event()
@@ -87,12 +91,19 @@ class PayloadSender(Beside):
 
     @classmethod
     def of(
-        cls, settings: Settings, redis: Redis, keys: Shard, settle: Settle, post: Post, kept: Callable[[], list[Any]]
+        cls,
+        settings: Settings,
+        redis: Redis,
+        keys: Shard,
+        settle: Settle,
+        post: Post,
+        kept: Callable[[], list[Any]],
+        refusal: Refusal,
     ) -> PayloadSender:
         files = files_of(settings)
         blobs = LocalFirst(open_blobs(settings, redis, keys), files)
         nearby = NearbyWorkers(redis, keys, files)
-        return cls(blobs, settings.lies_beside, settle, post, settings.failover_wait_s, nearby.look, kept)
+        return cls(blobs, settings.lies_beside, settle, post, settings.failover_wait_s, nearby.look, kept, refusal)
 
     def start(self, channel: str) -> None:
         """Use what this process shares with the workers of its machine, which know it by its `channel`."""
@@ -156,22 +167,44 @@ class PayloadSender(Beside):
         self._under_way.spawn(self._send, submission, pending)
 
     def _send(self, submission: Submission, pending: Pending) -> None:
+        written = False
         try:
+            self._require_admission(submission, pending)
+            if pending.done:
+                return
+            written = True
             blob = self._reference_to(submission, pending)
             if blob.near is True:
                 self._near_until = max(self._near_until, pending.deadline)
                 self._any_near.set()
             else:
                 self._write(blob, submission, pending)
-            if pending.done:
-                self._release([blob.id])
-            else:
+            if not pending.done:
                 self._post(pending, submission, blob)
+                # From here on it is the outbox that says whether it is used.
+                written = False
         except BunchError as error:
             self._settle(pending, error)
         except Exception:
             logger.exception("could not queue request %s; its caller is told to try again", pending.task_id)
             self._settle(pending, BackendUnavailable("the request could not be queued; try again shortly"))
+        finally:
+            if written:
+                self._release([pending.task_id])
+
+    def _require_admission(self, submission: Submission, pending: Pending) -> None:
+        """Raise the refusal of a request that would not be queued now; nothing has been written for it."""
+        if pending.deadline <= time.monotonic():
+            raise DeadlineExceeded("the request could not be queued before its deadline")
+        try:
+            refusal = self._refusal(pending, submission)
+        except RedisError as error:
+            if not self._hold_s and meaning_of(error) in {Meaning.ANEW, Meaning.LATER}:
+                raise BackendUnavailable("the queue is not reachable; try again shortly") from error
+            # It may be back when the payload is written.
+            return
+        if refusal is not None:
+            raise refusal
 
     def _reference_to(self, submission: Submission, pending: Pending) -> BlobRef:
         """The reference to a large input, which is in shared memory if a worker is near."""

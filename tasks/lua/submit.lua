@@ -8,7 +8,8 @@
 --       cached: cached answers
 -- ARGV  header: a FlushHeader in MessagePack: channel: for replies; rules: RuleArgs, form: of the thresholds; headroom;
 --       max_memory: the fraction of Redis' memory that may be used; ageing_ms; aged_share: share of an aged tier;
---       shares: of the tiers; depth_limits: of each model's queues; classes; runs
+--       shares: of the tiers; depth_limits: of each model's queues; classes; runs; asks: nothing is queued or counted,
+--       the answer is what would become of them now. Their messages are '0', without what may be repeats
 --       A class (model, tier and quota) is a ClassRow: model, rank: numbers of the model and the tier; threshold;
 --       quota: its number (0: none); interval_us; burst; tag: of its key; tier: its name if its requests may be
 --       repeats, else ''; kept: whether answers of its model are cached
@@ -136,6 +137,13 @@ for r = 1, #flush.runs do
   first = after
 end
 
+local function answer()
+  local said = table.concat(statuses)
+  if #details > 0 then said = said .. '\n' .. table.concat(details, ',') end
+  return said
+end
+if header[FlushHeader.asks] then return answer() end
+
 local counted = KEYS.arrivals .. string.format('%.0f', math.floor(now / 1000))
 for m = 1, #limits do
   local model = models[m]
@@ -177,7 +185,6 @@ if flush.lasts then
 end
 if flush.conclude then flush.conclude() end
 
-local said = table.concat(statuses)
-if #details > 0 then said = said .. '\n' .. table.concat(details, ',') end
+local said = answer()
 redis.call('SET', KEYS.flush, said, 'PX', 30000)
 return said

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import http.server
 import json
+import re
 import threading
 import uuid
 from collections.abc import Iterator
@@ -317,3 +318,24 @@ def test_kserve_gets_large_bytes_as_an_element(api: Api) -> None:
     body = asked + len(PNG).to_bytes(4, "little") + PNG
     answer = api.call("POST", "/v2/models/reversed/infer", raw=body, Inference_Header_Content_Length=str(len(asked)))
     assert answer.body[-len(PNG) - 4 :] == len(PNG).to_bytes(4, "little") + TURNED
+
+
+def test_what_is_refused_at_the_door_leaves_nothing(api: Api, beside: Redis) -> None:
+    def left() -> tuple[int, int, str]:
+        (shared,) = re.findall(r'bunch_blob_bytes{state="shared"} (.*)', api.call("GET", "/metrics").body.decode())
+        return len(list(beside.scan_iter("bunch:blob:*"))), written(beside), shared
+
+    before = left()
+    for way in ({}, {"Prefer": "respond-async"}):
+        assert post(api, PNG, "nobody", **way).status == 404
+        assert post(api, PNG, "echo", **way).status == 415
+        assert post(api, PNG, "reversed", X_Timeout_Ms="0", **way).status == 400
+        assert post(api, PNG, "reversed", Content_Encoding="gzip", **way).status == 415
+        assert post(api, bytes(1_000_001), "reversed", **way).status == 413
+        assert post(api, PNG, "reversed", Idempotency_Key="ä", **way).status == 400
+    assert left() == before
+
+
+def written(redis: Redis) -> int:
+    """How many values were ever set there."""
+    return int(redis.info("commandstats").get("cmdstat_set", {}).get("calls", 0))

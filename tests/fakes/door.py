@@ -15,7 +15,8 @@ from config.settings import ModelSettings, Settings
 from config.tiers import Tier
 from tasks.client.admission_args import AdmissionArgs
 from tasks.client.admission_codes import refusals
-from tasks.client.outbox import Outbox, Posted
+from tasks.client.flush import Posted
+from tasks.client.outbox import Outbox
 from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.errors import Refused

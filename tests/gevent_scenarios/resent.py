@@ -12,7 +12,7 @@ import msgspec
 
 from config.redis import connect
 from config.tiers import Tier
-from tasks.client.outbox import Posted
+from tasks.client.flush import Posted
 from tasks.client.sharded_client import AnyClient
 from tasks.errors import BackendUnavailable, DeadlineExceeded
 from tasks.observability.metrics import RESENT

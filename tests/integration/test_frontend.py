@@ -26,6 +26,7 @@ from tests.gevent_scenarios import (
     nearby,
     outages,
     readiness,
+    refused,
     resent,
     sharded,
 )
@@ -81,6 +82,11 @@ def test_sharded(runner: GeventRunner, url: str, scenario: str) -> None:
 @scenarios(nearby)
 def test_nearby(runner: GeventRunner, url: str, scenario: str) -> None:
     runner.run(url, nearby, scenario)
+
+
+@scenarios(refused)
+def test_refused(runner: GeventRunner, url: str, scenario: str) -> None:
+    runner.run(url, refused, scenario)
 
 
 @scenarios(limits)

@@ -55,6 +55,24 @@ def test_what_is_whole_counts_no_more() -> None:
     assert intake.total == 8 * COUNTED
 
 
+def test_what_has_its_own_memory_counts_once() -> None:
+    intake = Intake(10)
+    first, second = Sender(), Sender()
+    intake.hold(first, 6, in_place=True)
+    intake.hold(second, 4, in_place=True)
+    assert (intake.total, first.crowded) == (10, False)
+    intake.hold(second, 1)
+    assert intake.total == 8
+    intake.hold(second, 3)
+    assert (intake.total, first.crowded) == (6, True)
+
+
+@COMPILED
+@pytest.mark.parametrize(("size", "in_place"), [(sized.IN_PLACE_BYTES - 1, False), (sized.IN_PLACE_BYTES, True)])
+def test_a_large_body_has_its_own_memory(size: int, in_place: bool) -> None:
+    assert SizedBody(size).in_place is in_place
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40))))
 def test_never_more_than_the_budget_and_never_a_wrong_sum(steps: list[tuple[int, int]]) -> None:
     intake = Intake(100 * COUNTED)

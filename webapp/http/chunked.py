@@ -50,6 +50,8 @@ class ChunkedBody:
         self._in_trailer = False
         self._pending = b""
 
+    in_place = False
+
     @property
     def held_bytes(self) -> int:
         """Bytes that it keeps in memory."""

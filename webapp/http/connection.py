@@ -252,7 +252,7 @@ class Connection(LoopChannel):
         intake, deadline = self._service.intake, time.monotonic() + self._limits.body_time_s
         try:
             while True:
-                intake.hold(self, arriving.held_bytes)
+                intake.hold(self, arriving.held_bytes, in_place=arriving.in_place)
                 rest = self._receive_body(arriving, deadline)
                 if rest is not None:
                     return rest

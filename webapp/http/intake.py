@@ -3,8 +3,9 @@
     hold(a, 3) hold(b, 2) hold(a, 5) ──▶ a: 5, b: 2 ──over the budget──▶ the oldest gives way: 503
 
 Anybody can begin a request before authentication, and stop in the middle of it. So received bytes count, not announced
-ones, and the request that began first gives way, since it has had the longest time to finish. Each byte counts twice:
-the allocator wastes about as much again between pieces of all sizes.
+ones, and the request that began first gives way, since it has had the longest time to finish. Each byte of a request
+that comes in pieces counts twice: the allocator wastes about as much again between pieces of all sizes. A large body
+has its own memory, which has no more pages than have arrived.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ class Intake:
         self._held: dict[Arriving, int] = {}
         self.total = 0
 
-    def hold(self, who: Arriving, size: int) -> None:
-        """Set the size of `who` to `size` bytes. Raises `CrowdedOutError` if it must itself give way."""
-        size *= COUNTED
+    def hold(self, who: Arriving, size: int, *, in_place: bool = False) -> None:
+        """Set the size of `who` to `size` bytes, `in_place` or in pieces. Raises `CrowdedOutError` if it must
+        itself give way.
+        """
+        if not in_place:
+            size *= COUNTED
         self.total += size - self._held.get(who, 0)
         self._held[who] = size
         while self.total > self._limit:

@@ -67,6 +67,11 @@ class SizedBody:
         return self._filled or len(self._body)
 
     @property
+    def in_place(self) -> bool:
+        """True if its bytes come into their own memory."""
+        return self._whole is not None
+
+    @property
     def missing(self) -> int:
         return self._length - self.held_bytes
 
