@@ -95,8 +95,16 @@ def kill_executor(scene: Scene) -> None:
                 each.kill()
 
 
-FAILOVERS: tuple[Trouble, ...] = (kill_primary, hang_primary, cut_primary_off, replace_primary)
-ALL: tuple[Trouble, ...] = (*FAILOVERS, kill_connections, fill_memory, stop_worker, kill_executor)
+ALL: tuple[Trouble, ...] = (
+    kill_primary,
+    hang_primary,
+    cut_primary_off,
+    replace_primary,
+    kill_connections,
+    fill_memory,
+    stop_worker,
+    kill_executor,
+)
 
 
 def _until_replaced(scene: Scene, primary: int) -> None:
