@@ -87,6 +87,20 @@ def _array() -> Any:
     return np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
+class Roots:
+    """The roots of arrays: what is below 0 has none."""
+
+    def load(self, device: str) -> None:
+        """Nothing to load."""
+
+    def predict(self, inputs: list[NDArray[np.generic]], parameters: list[dict[str, Any]]) -> list[Any]:
+        import numpy as np
+
+        assert not any("$output" in each for each in parameters)
+        with np.errstate(invalid="ignore"):
+            return [np.sqrt(each) for each in inputs]
+
+
 class Drawn:
     """Returns the output that its input names."""
 

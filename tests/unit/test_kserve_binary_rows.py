@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as arrays
 from config.checks.input_types import input_type_problems
 from config.schema import ModelSettings, Tensor
 from tasks.errors import InvalidInput
-from webapp.api.kserve.binary_rows import binary_rows, npy_header
+from tasks.protocol.tensors import npy_header
+from webapp.api.kserve.binary_rows import binary_rows
 from webapp.api.kserve.datatypes import DATATYPES, raw_of
 from webapp.api.kserve.signature import signature_of
 from webapp.api.kserve.tensors import TensorHead, TensorValue, from_values, tensor_of
@@ -95,9 +96,9 @@ def test_bytes_too_many_or_too_few_are_refused(raw: bytes) -> None:
 
 
 def test_the_header_is_that_of_numpy() -> None:
-    assert len(npy_header("FP32", (2, 3))) % 64 == 0
-    assert npy_header("FP32", (2,)) == npy_of(np.zeros(2, np.float32))
-    assert npy_header("BOOL", ()) == npy_of(np.array(False))
+    assert len(npy_header("<f4", (2, 3))) % 64 == 0
+    assert npy_header("<f4", (2,)) == npy_of(np.zeros(2, np.float32))
+    assert npy_header("|b1", ()) == npy_of(np.array(False))
 
 
 def npy_of(array: np.ndarray) -> bytes:

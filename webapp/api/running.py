@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from tasks.client.pending import Pending
 from tasks.client.submission import Submission
 from tasks.errors import BunchError, DeadlineExceeded, IdempotencyConflict, Refused
+from tasks.protocol.binary import OUTPUT
 from tasks.protocol.results import Reply
 from webapp.body_budget import COUNTED_BYTES, LARGE_BYTES, LEAST_BYTES
 from webapp.encoded import Encoded, one_each, size_of
@@ -181,6 +182,7 @@ class Asked(NamedTuple):
         parameters: of the caller; the model may declare a schema for them.
         packed: vectors come as base64 (`workers.executor.vectors`).
         takes_bytes: a reply may be a `BytesReply`.
+        form: in which the executor is to give outputs (`workers.executor.output_forms`); empty: JSON.
     """
 
     door: str
@@ -192,6 +194,7 @@ class Asked(NamedTuple):
     timeout_ms: float | None = None
     packed: bool = False
     takes_bytes: bool = False
+    form: str = ""
 
 
 def model_for(services: Services, call: HttpRequest, name: str | None, task: str) -> Served:
@@ -211,7 +214,7 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
         BunchError: of the first input that failed, named `name[i]`; one that concerns the whole call comes before.
         ApiError: PAYLOAD_TOO_LARGE, if the inputs have more bytes as JSON than a call may queue.
     """
-    door, model, inputs, name, started, parameters, timeout_ms, _, as_bytes = asked
+    door, model, inputs, name, started, parameters, timeout_ms, _, as_bytes, _ = asked
     if model in services.declared:
         for refusal in declared_refusals(services, call, model, inputs, parameters, name):
             if refusal is not None:
@@ -239,10 +242,14 @@ def run_all(services: Services, call: HttpRequest, asked: Asked) -> list[Reply]:
 
 
 def _with_format(services: Services, asked: Asked) -> dict[str, Any] | None:
-    """The parameters, with the format of packed vectors. Raises ApiError INVALID_INPUT if a caller names it there."""
+    """The parameters, with the form of outputs, or the format of packed vectors. Raises ApiError INVALID_INPUT if a
+    caller names that format there.
+    """
     given = asked.parameters
     if given and given.get(_FORMAT) == _PACKED and "embed" in services.tasks[asked.model].tasks:
         raise ApiError("INVALID_INPUT", f"parameters: {_FORMAT} is a field of /v1/embeddings, and no parameter here")
+    if asked.form:
+        return {**(given or {}), OUTPUT: asked.form}
     return {**(given or {}), _FORMAT: _PACKED} if asked.packed else given
 
 

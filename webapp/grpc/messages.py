@@ -20,6 +20,7 @@ from webapp.api.kserve.tensors import (
     TensorValue,
     Wanted,
     WantedOutput,
+    encoded,
     from_values,
     refuse_shared_memory,
     tensor_of,
@@ -104,5 +105,5 @@ def infer_response(model: str, version: str, request_id: str, outputs: Iterable[
     response = pb.ModelInferResponse(model_name=model, model_version=version, id=request_id)
     for each in outputs:
         response.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
-        response.raw_output_contents.append(raw_of(DATATYPES[each.datatype], each.values))
+        response.raw_output_contents.append(bytes(encoded(each)))
     return response

@@ -105,7 +105,8 @@ def _infer(services: Services, call: HttpRequest, request: Any) -> Any:
     if request.ByteSize() > most + ROOM_BYTES:
         raise ApiError("PAYLOAD_TOO_LARGE", f"the message is larger than {most} bytes, which is the limit of its model")
     tensors = tensors_of(request, services.settings.max_bulk_items, as_bytes=signature.takes_bytes)
-    wanted = [each for each, _ in signature.wanted(wanted_of(request))]
+    # Answers have all of them as raw bytes.
+    wanted = [(each, True) for each, _ in signature.wanted(wanted_of(request))]
     parameters = parameters_of(request.parameters)
     outputs, version = run_rows(services, call, signature, tensors, wanted, parameters, started, GRPC)
     return infer_response(models.family_of(services, signature), version, request.id, outputs)

@@ -3,8 +3,10 @@
     "encoding_format": "base64"   to an `embed` model: its vector as base64 of float32   (`workers.executor.vectors`)
     "$output": "npy"              an array, or numbers: a .npy file
     "$output": "arrow"            a table, an array, columns or records: a stream of Arrow's IPC format
+    "$output": "FP32", …          more than a few numbers: a .npy file with elements of that datatype of KServe's
 
-The frontend adds the second for `Accept: application/x-npy`, the third for Arrow's media type; the model sees neither.
+The frontend adds the second for `Accept: application/x-npy`, the third for Arrow's media type, the fourth for KServe's
+callers who want tensors in binary form; the model sees none.
 An output that has no such form keeps its own. Bytes are told from text by `output_type` in the metadata.
 """
 
@@ -12,10 +14,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from bunch import Output
 from tasks.protocol.binary import ARROW, CONTENT_TYPE, NPY, OUTPUT
+from tasks.protocol.tensors import CODES
+from workers.executor.outputs import IS_BYTES, RawBytes
+from workers.executor.tensors import as_few_numbers, as_tensor
 from workers.executor.vectors import packed, takes_format
 from workers.models import InvalidInput
 
@@ -24,6 +30,8 @@ Form: TypeAlias = Callable[[Any], Any]
 
 # The name of the only column of a table that is made of an array.
 _COLUMN = "output"
+NPY_TYPE = "application/x-npy"
+_ABOUT_NPY = b'"%b":"%b",%b' % (CONTENT_TYPE.encode(), NPY_TYPE.encode(), IS_BYTES)
 
 
 def take_form(parameters: dict[str, Any], *, packs: bool) -> Form | None:
@@ -103,7 +111,18 @@ def _table(pa: Any, value: Any) -> Any:
     return pa.table({_COLUMN: value})
 
 
+def _as_tensor(datatype: str, output: Any) -> Any:
+    if isinstance(output, Output | BaseException | str | bytes):
+        return _with(output, lambda value: as_tensor(value, datatype), NPY_TYPE)
+    if (small := as_few_numbers(output)) is not None:
+        return small
+    # What there is to tell of a row is always the same.
+    raw = as_tensor(output, datatype)
+    return output if raw is None else RawBytes(raw, _ABOUT_NPY)
+
+
 _FORMS: dict[str, Form] = {
-    NPY: lambda output: _with(output, _npy, "application/x-npy"),
+    NPY: lambda output: _with(output, _npy, NPY_TYPE),
     ARROW: lambda output: _with(output, _arrow, "application/vnd.apache.arrow.stream"),
+    **{datatype: partial(_as_tensor, datatype) for datatype in CODES},
 }

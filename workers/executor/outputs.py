@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,9 +22,17 @@ from workers.models import Output
 
 MAX_METADATA_BYTES = 16_384
 _BYTES = frozenset({bytes, bytearray, memoryview})
+IS_BYTES = b'"%b":"bytes"' % OUTPUT_TYPE.encode()
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PLAIN = frozenset({str, int, bool})
 _SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
+class RawBytes(NamedTuple):
+    """An output that a form has made: bytes, with all of their metadata."""
+
+    data: bytes
+    metadata: bytes
 
 
 def as_list(outputs: object, count: int, *, rows: bool = False) -> list[Any] | str:
@@ -75,6 +83,8 @@ def outcome_of(output: object, max_bytes: int = 0) -> Ok | ItemError:
 
     Raises whatever the output's own code raises when its type is checked.
     """
+    if type(output) is RawBytes:
+        return _bytes_outcome(output.data, output.metadata, max_bytes)
     metadata = b""
     if isinstance(output, Output):
         told = metadata_of(output)
@@ -109,12 +119,17 @@ def _bytes_outcome(output: Any, metadata: bytes, max_bytes: int) -> Ok | ItemErr
     size = len('""') + (memoryview(output).nbytes + 2) // 3 * 4
     if 0 < max_bytes < size:
         return ItemError(f"the model's output is {size} bytes as base64; the limit is {max_bytes}")
+    told = metadata if metadata.endswith(IS_BYTES) else _told(metadata)
+    return Ok(bytes(output), told, raw=True) if raw else Ok(quoted_base64(output), told)
+
+
+def _told(metadata: bytes) -> bytes:
+    """The metadata of an output that is bytes."""
     # A model that names no media type has said that it is bytes, and no more.
     added = [metadata] if metadata else []
     if CONTENT_TYPE not in _members.decode(b"{%b}" % metadata):
         added.append(b'"%b":"application/octet-stream"' % CONTENT_TYPE.encode())
-    told = b",".join((*added, b'"%b":"bytes"' % OUTPUT_TYPE.encode()))
-    return Ok(bytes(output), told, raw=True) if raw else Ok(quoted_base64(output), told)
+    return b",".join((*added, IS_BYTES))
 
 
 def encode_output(output: object, max_bytes: int = 0) -> bytes | ItemError:

@@ -30,6 +30,12 @@ inputs = [{ name = "image", datatype = "FP32", shape = [2, -1] }]
 source = "tests.byte_models:Reversed"
 input_type = "bytes"
 
+[models.roots]
+source = "tests.byte_models:Roots"
+input_type = "npy"
+inputs = [{ name = "x", datatype = "FP64", shape = [-1] }]
+outputs = [{ name = "root", datatype = "FP32", shape = [-1] }]
+
 [models.textline]
 source = "workers.models.textline:TextLine"
 input_type = "bytes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,10 @@ def test_bytes_and_arrays_over_grpc(stack: Stack) -> None:
         image = grpc_tensor("image", "FP32", [1, 2, 2])
         answer = channel.infer("pixels", image, raw_input_contents=[array.tobytes()])
         assert json.loads(answer.raw_output_contents[0][4:])["values"] == array[0].tolist()
+        numbers = np.arange(100, dtype=np.float64)
+        rows = grpc_tensor("x", "FP64", [1, 100])
+        answer = channel.infer("roots", rows, raw_input_contents=[numbers.tobytes()])
+        assert answer.raw_output_contents == [np.sqrt(numbers).astype(np.float32).tobytes()]
         with pytest.raises(grpc.RpcError) as refused:
             channel.infer("echo", grpc_tensor("input", "BYTES", [1]), raw_input_contents=[framed])
         assert "the limit of its model" in refused.value.details()
@@ -138,3 +143,36 @@ def test_bytes_and_arrays_over_grpc(stack: Stack) -> None:
         channel.close()
         process.kill()
         process.wait()
+
+
+def roots(api: Api, rows: Any, *, binary: bool = True) -> Answer:
+    size = {"binary_data_size": rows.nbytes}
+    head = {"name": "x", "datatype": "FP64", "shape": list(rows.shape), "parameters": size}
+    asked = json.dumps({"inputs": [head], "parameters": {"binary_data_output": binary}}).encode()
+    length = {"Inference_Header_Content_Length": str(len(asked))}
+    return api.call("POST", "/v2/models/roots/infer", raw=asked + rows.tobytes(), **length)
+
+
+@pytest.mark.parametrize("columns", [1, 300, 60_000], ids=["as JSON", "in its result", "beside the queue"])
+def test_an_output_of_numbers_comes_in_binary_form(api: Api, columns: int) -> None:
+    rows = np.arange(2 * columns, dtype=np.float64).reshape(2, columns)
+    wanted = np.sqrt(rows).astype(np.float32)
+    answer = roots(api, rows)
+    assert (answer.status, answer.body[-wanted.nbytes :]) == (200, wanted.tobytes())
+    (described,) = json.loads(answer.body[: int(answer.headers["inference-header-content-length"])])["outputs"]
+    assert described == {
+        "name": "root",
+        "datatype": "FP32",
+        "shape": [2, columns],
+        "parameters": {"binary_data_size": wanted.nbytes},
+    }
+    if columns < 1000:
+        assert roots(api, rows, binary=False).json["outputs"][0]["data"] == pytest.approx(np.sqrt(rows).ravel())
+
+
+def test_what_is_no_number_has_a_binary_form_alone(api: Api) -> None:
+    rows = np.array([[4.0, -1.0]])
+    found = np.frombuffer(roots(api, rows).body[-8:], np.float32)
+    assert np.array_equal(found, [2, math.nan], equal_nan=True)
+    refused = roots(api, rows, binary=False)
+    assert (refused.status, "NaN" in refused.json["error"]) == (500, True)

@@ -11,24 +11,11 @@ import struct
 from collections.abc import Sequence
 from math import prod
 
+from tasks.protocol.tensors import DESCRIPTIONS, npy_header
 from webapp.api.kserve.datatypes import DATATYPES
 from webapp.api.kserve.tensors import TensorValue
 from webapp.encoded import Binary
 from webapp.media_types import NPY
-
-_MAGIC = b"\x93NUMPY\x01\x00"
-_LENGTH = struct.Struct("<H")
-_ALIGNED = 64
-# numpy has no BF16: those become the FP32 of which they are the upper half.
-_DESCRIPTIONS = {
-    "BOOL": "|b1",
-    **{f"INT{8 * size}": f"{'|' if size == 1 else '<'}i{size}" for size in (1, 2, 4, 8)},
-    **{f"UINT{8 * size}": f"{'|' if size == 1 else '<'}u{size}" for size in (1, 2, 4, 8)},
-    "FP16": "<f2",
-    "BF16": "<f4",
-    "FP32": "<f4",
-    "FP64": "<f8",
-}
 
 
 def binary_rows(tensor: TensorValue, row_shape: Sequence[int], input_type: str) -> list[Binary]:
@@ -39,19 +26,16 @@ def binary_rows(tensor: TensorValue, row_shape: Sequence[int], input_type: str) 
     rows = tensor.shape[0]
     raw, head, content_type = memoryview(tensor.raw), b"", ""
     if input_type == "npy":
-        head, content_type = npy_header(tensor.datatype, shape), NPY
+        head, content_type = npy_header(_description(tensor.datatype), shape), NPY
         if tensor.datatype == "BF16":
             raw = memoryview(_widened(raw))
     size = prod(shape) * (4 if tensor.datatype == "BF16" else DATATYPES[tensor.datatype].size)
     return [Binary(head + raw[at * size : (at + 1) * size], content_type) for at in range(rows)]
 
 
-def npy_header(datatype: str, shape: tuple[int, ...]) -> bytes:
-    """The beginning of a .npy file with elements of a datatype, in the order in which tensors have them."""
-    text = f"{{'descr': '{_DESCRIPTIONS[datatype]}', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    # Spaces and a line feed, so that the data begins at a multiple of 64.
-    length = -(len(_MAGIC) + _LENGTH.size + len(text) + 1) % _ALIGNED + len(text) + 1
-    return _MAGIC + _LENGTH.pack(length) + text.ljust(length - 1) + b"\n"
+def _description(datatype: str) -> str:
+    # numpy has no BF16: those become the FP32 of which they are the upper half.
+    return DESCRIPTIONS["FP32" if datatype == "BF16" else datatype]
 
 
 def _widened(raw: memoryview) -> bytes:

@@ -19,6 +19,7 @@ from config.schema import Tensor
 from tasks.errors import InferenceFailed, InvalidInput
 from tasks.protocol.results import Reply, decode_details
 from webapp.api.doors import KSERVE
+from webapp.api.kserve.binary_outputs import form_of
 from webapp.api.kserve.compression import chosen, compressed, plain
 from webapp.api.kserve.models import family_of, signature_for
 from webapp.api.kserve.signature import Signature
@@ -60,9 +61,7 @@ def infer(services: Services, call: HttpRequest, model: str, version: str = "") 
     head = decoded(text, _infer_head)
     tensors = tensors_of(head.inputs, raw, services.settings.max_bulk_items, as_bytes=signature.takes_bytes)
     wanted = signature.wanted(wanted_outputs(head))
-    outputs, version = run_rows(
-        services, call, signature, tensors, [each for each, _ in wanted], head.parameters, started
-    )
+    outputs, version = run_rows(services, call, signature, tensors, wanted, head.parameters, started)
     about: dict[str, Any] = {"model_name": family_of(services, signature), "model_version": version}
     if head.id:
         about["id"] = head.id
@@ -80,23 +79,27 @@ def run_rows(
     call: HttpRequest,
     signature: Signature,
     tensors: Sequence[TensorValue],
-    wanted: Sequence[Tensor],
+    wanted: Sequence[tuple[Tensor, bool]],
     parameters: dict[str, Any] | None,
     started: float,
     door: str = KSERVE,
 ) -> tuple[list[TensorValue], str]:
-    """Run each row of the inputs; return the outputs and the version of the model that has computed them.
+    """Run each row of the inputs; return the outputs and the version of the model that has computed them. `wanted` has
+    the outputs that are asked for, and whether in binary form.
 
     Raises:
         BunchError, ApiError: of the first row that has failed.
     """
     rows = signature.rows(tensors)
     timeout_ms, own = _parameters_of(parameters)
+    outputs = [each for each, _ in wanted]
     if not rows:
-        return signature.tensors([], wanted), signature.version
-    asked = Asked(door, signature.model, rows, "row", started, own, timeout_ms, takes_bytes=True)
+        return signature.tensors([], outputs), signature.version
+    form = form_of(signature.outputs, [binary for _, binary in wanted])
+    asked = Asked(door, signature.model, rows, "row", started, own, timeout_ms, takes_bytes=True, form=form)
     replies = run_all(services, call, asked)
-    return signature.tensors([_output(each) for each in replies], wanted), _version(replies, signature)
+    found = [_output(each) for each in replies]
+    return signature.tensors(found, outputs, packed=bool(form)), _version(replies, signature)
 
 
 def _read(services: Services, call: HttpRequest, model: str) -> tuple[bytes, memoryview]:

@@ -14,6 +14,7 @@ import msgspec
 from config.schema import ModelSettings, Tensor
 from config.settings import Settings
 from tasks.errors import InferenceFailed, InvalidInput
+from webapp.api.kserve.binary_outputs import raw_column
 from webapp.api.kserve.binary_rows import binary_rows
 from webapp.api.kserve.datatypes import DATATYPES, fits
 from webapp.api.kserve.shapes import flattened, matches, rows_of
@@ -89,19 +90,24 @@ class Signature(msgspec.Struct, frozen=True):
             return [(each, asked.binary) for each in self.outputs]
         return [(known[name], binary) for name, binary in asked.named.items()]
 
-    def tensors(self, rows: Sequence[Any], wanted: Sequence[Tensor]) -> list[TensorValue]:
-        """Return the outputs over all rows; a row is what the model gave. Raises InferenceFailed."""
+    def tensors(self, rows: Sequence[Any], wanted: Sequence[Tensor], *, packed: bool = False) -> list[TensorValue]:
+        """Return the outputs over all rows; a row is what the model gave, or if `packed` perhaps a .npy file of
+        it. Raises InferenceFailed.
+        """
         if len(self.outputs) > 1 and any(type(each) is not dict for each in rows):
             raise InferenceFailed(f"{self.model} declares several outputs, so each of its outputs must be a dict")
-        return [self._output(declared, rows) for declared in wanted]
+        return [self._output(declared, rows, packed=packed) for declared in wanted]
 
-    def _output(self, declared: Tensor, rows: Sequence[Any]) -> TensorValue:
+    def _output(self, declared: Tensor, rows: Sequence[Any], *, packed: bool) -> TensorValue:
         name = declared.name
         column = list(rows)
         if len(self.outputs) > 1:
             if any(name not in each for each in rows):
                 raise InferenceFailed(f"the model's output has no {name}, which it declares")
             column = [each[name] for each in rows]
+        raw = raw_column(declared, column) if packed else None
+        if raw is not None:
+            return raw
         values, shape = flattened(column, declared.shape, name)
         datatype = DATATYPES[declared.datatype]
         if datatype.kind is str:

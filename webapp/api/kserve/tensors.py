@@ -59,7 +59,8 @@ class InferHead(msgspec.Struct):
 class TensorValue(msgspec.Struct, frozen=True):
     """A tensor with its elements, flat. Those of an output's BYTES are strings, or bytes.
 
-    An input that was read as bytes has its BYTES as such, and its numbers in `raw` alone.
+    An input that was read as bytes has its BYTES as such, and its numbers in `raw` alone; so has an output whose rows
+    were bytes.
     """
 
     name: str
@@ -185,6 +186,11 @@ def _flag(parameters: dict[str, Any] | UnsetType | None, key: str, where: str, *
     return value
 
 
+def encoded(tensor: TensorValue) -> bytes | memoryview:
+    """The elements of an output as raw bytes."""
+    return tensor.raw or raw_of(DATATYPES[tensor.datatype], tensor.values)
+
+
 def answer_body(head: dict[str, Any], outputs: Sequence[TensorValue], binary: Sequence[bool]) -> tuple[bytes, int]:
     """The body of an answer, and the length of its JSON; 0 if all of it is JSON.
 
@@ -192,12 +198,12 @@ def answer_body(head: dict[str, Any], outputs: Sequence[TensorValue], binary: Se
         InvalidInput: an output was asked for in JSON that has no form in it.
     """
     described: list[dict[str, Any]] = []
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for tensor, raw in zip(outputs, binary, strict=True):
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         datatype = DATATYPES[tensor.datatype]
         if raw:
-            parts.append(raw_of(datatype, tensor.values))
+            parts.append(encoded(tensor))
             entry["parameters"] = {"binary_data_size": len(parts[-1])}
         elif datatype.only_raw:
             raise InvalidInput(f"{tensor.name}: {datatype.name} has no form in JSON; ask for it as binary data")
