@@ -95,7 +95,8 @@ def _keep_books(
     try:
         for _ in range(WORKERS):
             victims.start()
-        while heed(killed) or killed < KILLS:
+        # On a busy machine most of them die before their first batch; then there are more of them.
+        while heed(killed) or killed < KILLS or bereaved < KILLS / 3:
             now = time.monotonic()
             books = ledger.look()
             books.check(ledger.sent)
@@ -123,7 +124,6 @@ def _keep_books(
         victims.end()
 
     print(f"{killed} kills, {bereaved} with a lease, {len(ledger.sent)} requests, {looks} looks")
-    assert bereaved >= KILLS / 3
     meant = {each for each in ledger.sent if int(each.removeprefix("task-")) % 50 == 7}
     assert {each: redis.hgetall(ledger.keys_of[each].dead(each)) for each in books.dead ^ meant} == {}
     for task_id in books.done:
