@@ -78,6 +78,10 @@ def pack_command(command: tuple[Any, ...]) -> bytes:
 _packed: Callable[[tuple[Any, ...]], bytes | None] | None = hot_path.packed if hot_path is not None else None
 
 
+# A wait at the server is over before the same wait here.
+_SOONER_S = 0.005
+
+
 class Script:
     """A Lua script and its SHA1."""
 
@@ -152,6 +156,16 @@ class Line:
     def command(self, *command: Any) -> Any:
         """Run a command. Raises RedisError."""
         return self._call(self._exchange, command, pack_command(command), None)
+
+    def when_rung(self, bell: str, timeout_s: float, call: Call) -> Any:
+        """Run a script as soon as the list `bell` has a token, which is taken, or without one after `timeout_s`.
+
+        The script is sent along with the wait, and the server runs it when that ends: a trip less than a wait and then
+        a call. Raises RedisError.
+        """
+        if self._absent:
+            call.guard(self._absent)
+        return self._call(self._exchange_when_rung, bell, timeout_s, call)
 
     def start(self, calls: Sequence[Call]) -> None:
         """Send several scripts at once; `replies` must follow. It does not raise if Redis is away: `replies` tells."""
@@ -272,77 +286,39 @@ class Line:
             return connection.ask_there(error, (packed,))
         except NoScriptError:
             assert script is not None
-            connection.send_command("SCRIPT", "LOAD", script.source)
+            return _loaded(connection, command, packed, script)
+
+    def _exchange_when_rung(self, bell: str, timeout_s: float, call: Call) -> Any:
+        connection = self._opened()
+        wait = pack_command(("BLPOP", bell, max(timeout_s - _SOONER_S, 0.001)))
+        connection.send_packed_command((wait + call.packed,), check_health=False)
+        # A server without other work finds that a wait is over only in its cron, a tenth of a second later: any command
+        # makes it look.
+        if nudged := not self._is_readable(timeout_s):
+            connection.send_command("PING")
+        # After an error the connection is closed, and the other replies with it.
+        connection.read_response()
+        reply = self._reply()
+        if nudged:
             connection.read_response()
-            try:
-                connection.send_packed_command((packed,), check_health=False)
-                return connection.read_response()
-            except NoScriptError:
-                # The script was flushed in between (SCRIPT FLUSH, a failover): EVAL with the source cannot be.
-                connection.send_command("EVAL", script.source, *command[2:])
-                return connection.read_response()
+        if isinstance(reply, NoScriptError):
+            return _loaded(connection, call.command, call.packed, call.script)
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
 
 
-class TrackedLine(Line):
-    """A `Line` that is told when a key changes which it has read: `fileno` is readable then, until `heard`.
-
-    The server remembers the keys that were read over this connection (also by a script, also missing ones), and
-    announces the first change of each on a second connection: https://redis.io/docs/latest/commands/client-tracking/.
-    """
-
-    def __init__(self, redis: Redis) -> None:
-        super().__init__(redis)
-        self._feed: Any = None
-
-    @property
-    def fileno(self) -> int | None:
-        """None while there is no connection, or the server or an ACL forbids it."""
-        return self._feed._sock.fileno() if self._feed is not None else None  # noqa: SLF001 - redis-py has no other way
-
-    def heard(self) -> None:
-        """Forget the changes that were announced so far. To be called before keys are read again."""
-        if self._feed is None:
-            return
-        readable = select.poll()
-        readable.register(self._feed._sock, select.POLLIN)  # noqa: SLF001 - as above
-        try:
-            while readable.poll(0):
-                if not self._feed._sock.recv(65536):  # noqa: SLF001 - as above
-                    raise OSError("closed")
-        except OSError:
-            self.close()
-
-    def close(self) -> None:
-        super().close()
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.disconnect()
-
-    def _open(self) -> Any:
-        connection = super()._open()
-        try:
-            self._feed = self._track(connection)
-        except BaseException:
-            connection.disconnect()
-            raise
-        return connection
-
-    def _track(self, connection: Any) -> Any:
-        """The connection on which changes are announced; None where that is forbidden."""
-        feed = super()._open()
-        try:
-            feed.send_command("CLIENT", "ID")
-            number = feed.read_response()
-            feed.send_command("SUBSCRIBE", "__redis__:invalidate")
-            feed.read_response()
-            connection.send_command("CLIENT", "TRACKING", "ON", "REDIRECT", number)
-            connection.read_response()
-        except BaseException as error:
-            feed.disconnect()
-            if isinstance(error, ResponseError) and will_repeat(error):
-                return None
-            raise
-        return feed
+def _loaded(connection: Any, command: tuple[Any, ...], packed: bytes, script: Script) -> Any:
+    """Run a script that the server does not know yet."""
+    connection.send_command("SCRIPT", "LOAD", script.source)
+    connection.read_response()
+    try:
+        connection.send_packed_command((packed,), check_health=False)
+        return connection.read_response()
+    except NoScriptError:
+        # The script was flushed in between (SCRIPT FLUSH, a failover): EVAL with the source cannot be.
+        connection.send_command("EVAL", script.source, *command[2:])
+        return connection.read_response()
 
 
 def exchange(started: Sequence[tuple[Line, Sequence[Call]]], patience_s: float | None = None) -> list[list[Any]]:
@@ -380,7 +356,6 @@ __all__ = [
     "Line",
     "RedisError",
     "Script",
-    "TrackedLine",
     "connect",
     "dedicated_connection",
     "exchange",

@@ -74,6 +74,12 @@ class Hands:
                 self._changed.notify_all()
         return batch
 
+    def rest(self) -> None:
+        """The executor is away: whoever waits for it looks again."""
+        with self._changed:
+            self._state.rests()
+            self._changed.notify_all()
+
     @contextlib.contextmanager
     def settling(self, batch_id: str) -> Iterator[None]:
         """The batch has left the executor, and is leased until its outcomes are stored or its requests are given

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Sequence
 from redis.exceptions import RedisError
 
 from batching.claim.claim_switch import ClaimSwitch
+from batching.claim.collector import Collector
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.in_hand import Hands, InHand
 from batching.claim.loop_state import TICK_S, LoopState, Pause, Until, Waiting
@@ -34,14 +35,14 @@ from batching.claim.shared_breaker import SharedBreaker
 from batching.claim.store import BatchStore, Blame, Claim, View
 from batching.claim.triage import Triage
 from batching.columns import attempt_of, parameters_of, traceparent_of
-from batching.executor import Executor, ExecutorGone, ExecutorState, Lost
+from batching.executor import Executor, ExecutorGone, ExecutorState
 from batching.policy import BreakerState, Decision, Dispatch, Look, Policy, Reason, RetryPolicy, Wait
 from batching.ports import BatchInfo, Codec, FollowUp, LoopModel, NoFollowUp, Observer
-from batching.request import Done, Failed, Request, Work
+from batching.request import Request, Work
 
 logger = logging.getLogger(__name__)
 
-_IDLE_TICK_S, _MAX_BACKOFF_S = 5.0, 1.0
+_MAX_BACKOFF_S = 1.0
 
 
 class ClaimLoop:
@@ -86,10 +87,10 @@ class ClaimLoop:
         self._stopping = False
         self.gate = ClaimSwitch(self._changed)
         self._seat = watch.seat(model.name, self._changed) if watch else None
-        self._drained = False
+        self._collector = Collector(executor, self._hands, self.state, self._settler, self._breaker, clock)
         self._threads = [
             threading.Thread(target=self._feed, name=f"feed {executor.name}", daemon=True),
-            threading.Thread(target=self._collect, name=f"collect {executor.name}", daemon=True),
+            threading.Thread(target=self._collector.run, name=f"collect {executor.name}", daemon=True),
         ]
 
     @property
@@ -143,8 +144,7 @@ class ClaimLoop:
         self._threads[0].join(timeout=max(0.0, deadline - self._clock()))
         with self._changed:
             self._changed.wait_for(lambda: not self.in_hand, timeout=max(0.0, deadline - self._clock()))
-        self._drained = True
-        self._executor.interrupt()
+        self._collector.end()
         self._settler.give_up_on_redis()
         self._threads[1].join(timeout=max(min(1.0, grace_s), deadline - self._clock()))
         # The newest first, so that the oldest ends up at the head of its queue again.
@@ -208,7 +208,9 @@ class ClaimLoop:
     def _wait(self, decision: Wait, view: View | None) -> View | None:
         """Wait as decided. Returns the view if it still says that there is nothing to claim; None: look again."""
         pause = self.state.pause(decision, self._clock())
-        self._pause(pause, endless=decision.until == math.inf)
+        if pause.ends is Until.BELL:
+            return self._wait_for_work(pause.at - self._clock(), endless=decision.until == math.inf)
+        self._pause(pause)
         # Whatever has come since has rung. With many callers something has, and a claim at once is sooner.
         empty = pause.ends is Until.EXECUTOR and view is not None and view.depth == 0 and self.state.was_alone
         return view if empty else None
@@ -218,16 +220,14 @@ class ClaimLoop:
         idle = sum(each.is_idle for each in self.peers)
         return self.state.decide(None if view is None else _waiting(view, now), now, idle)
 
-    def _pause(self, pause: Pause, *, endless: bool = False) -> None:
+    def _pause(self, pause: Pause) -> None:
         left_s = pause.at - self._clock()
         if pause.ends is Until.EXECUTOR:
             self._await_executor(left_s)
-        elif pause.ends is Until.BELL:
-            self._wait_for_work(left_s, endless=endless)
         elif left_s > 0:
             time.sleep(left_s)
 
-    def _wait_for_work(self, left_s: float, *, endless: bool) -> None:
+    def _wait_for_work(self, left_s: float, *, endless: bool) -> View | None:
         paused = self.gate.paused
 
         def must_leave() -> bool:
@@ -237,8 +237,21 @@ class ClaimLoop:
         if self._seat and endless and self._seat.rest(paused, must_leave):
             # The arrivals of now did not come over all of that time.
             self.state.looked(0, self._seat.empty_at)
+        elif endless and left_s > 0 and (decision := self._next_claim()):
+            return self._dispatch_when_rung(decision, left_s)
         else:
             self._store.wait_for_bells((self._model.name,), max(0.0, left_s))
+        return None
+
+    def _next_claim(self) -> Dispatch | None:
+        """The claim of what comes next, if it would follow the ring at once; the wait and the claim are one call then.
+
+        It may be carried out while nobody here asks for it any more; then its requests are given back.
+        """
+        if not (self.state.was_alone and self._breaker.state is BreakerState.CLOSED):
+            return None
+        decision = self._decide(None)
+        return self.state.limited(decision, decision.size) if isinstance(decision, Dispatch) else None
 
     def _await_executor(self, timeout_s: float) -> None:
         with self._changed:
@@ -246,20 +259,38 @@ class ClaimLoop:
             if before:
                 self._changed.wait_for(lambda: self._stopping or self.in_hand != before, timeout=timeout_s)
 
-    def _dispatch(self, decision: Dispatch) -> View:
+    def _claim(self, decision: Dispatch, when_rung_s: float = 0.0) -> Claim:
         if self._unheard is None:
             self._unheard = (next(self._batch_ids), decision.size)
+        model = self._model
         self.state.asks(self._clock())
         self._hands.leased.add(self._unheard[0])
         claim = self._store.claim(
-            self._model.name,
+            model.name,
             *self._unheard,
-            self._model.max_attempts,
+            model.max_attempts,
             self.gate.paused,
             margin_ms=round(decision.margin_s * 1000),
-            max_bytes=self._model.max_batch_bytes,
+            max_bytes=model.max_batch_bytes,
+            when_rung_s=when_rung_s,
         )
         self._unheard = None
+        return claim
+
+    def _dispatch(self, decision: Dispatch) -> View:
+        return self._take(self._claim(decision), decision)
+
+    def _dispatch_when_rung(self, decision: Dispatch, within_s: float) -> View | None:
+        paused = self.gate.paused
+        claim = self._claim(decision, within_s)
+        if claim.entries and not (paused == self.gate.paused and self._breaker.state is BreakerState.CLOSED):
+            self._recover(claim, Blame.NOTHING, "it was claimed while that was being forbidden")
+            return None
+        # The wait was no part of the batch.
+        self.state.asks(self._clock())
+        return self._take(claim, decision)
+
+    def _take(self, claim: Claim, decision: Dispatch) -> View:
         if claim.entries:
             if self._seat:
                 self._seat.worked()
@@ -271,7 +302,9 @@ class ClaimLoop:
                     self._executor.name,
                     claim.batch_id,
                 )
-                self._recover(claim, error)
+                # Nobody else takes requests from the lease of a living worker. They are suspects, since one of them may
+                # have caused it.
+                self._recover(claim, Blame.SUSPECT, repr(error))
         else:
             self._breaker.found_nothing()
             self._found_nothing(claim)
@@ -300,13 +333,11 @@ class ClaimLoop:
         self._hands.leased.discard(claim.batch_id)
         self.state.found_nothing(claim.view.depth, self._clock())
 
-    def _recover(self, claim: Claim, error: Exception) -> None:
-        """Give the batch back after an error of ours: nobody else takes requests from the lease of a living worker.
-        They count as suspects, since one of them may have caused it.
-        """
+    def _recover(self, claim: Claim, blame: Blame, why: str) -> None:
+        """Give the batch back that was not served."""
         batch = self._hands.take(claim.batch_id)
         requests, info = (batch.requests, batch.info) if batch else ([], self._info(claim, 0, Reason.IDLE))
-        self._give_back(requests, info, Blame.SUSPECT, repr(error))
+        self._give_back(requests, info, blame, why)
 
     def _give_back(self, requests: Sequence[Request], info: BatchInfo, blame: Blame, why: str) -> None:
         with self._hands.settling(info.batch_id):
@@ -329,69 +360,6 @@ class ClaimLoop:
             batch = self._hands.take(info.batch_id)
             if batch:
                 self._give_back(run, info, Blame.NOTHING, str(error))
-
-    def _collect(self) -> None:
-        while not (self._drained and not self.in_hand):
-            try:
-                event = self._executor.receive(TICK_S if self.in_hand else _IDLE_TICK_S)
-                if isinstance(event, Done):
-                    self._done(event)
-                elif isinstance(event, Lost):
-                    self._lost(event)
-                elif self._drained:
-                    return
-            except Exception:
-                # An error must not end the only thread that answers the batches in hand.
-                logger.exception(
-                    "%s: the collector failed on an executor event; it goes on with the next", self._executor.name
-                )
-
-    def _done(self, event: Done) -> None:
-        # Before the batch leaves the hands: from then on the feeder may claim the next.
-        if event.safe_size is not None:
-            safe_size = self.state.ran_out(event.safe_size, len(event.outcomes), self._clock())
-            logger.warning(
-                "%s: out of memory; batches have at most %d requests from now on", self._executor.name, safe_size
-            )
-        elif self.state.safe_size is not None and self.state.had_room(len(event.outcomes), self._clock()):
-            most = self.state.safe_size
-            logger.info(
-                "%s: %s are tried again", self._executor.name, f"batches of {most}" if most else "whole batches"
-            )
-        ok = set(map(type, event.outcomes)) != {Failed}
-        finished = self._hands.finished(event, ok=ok)
-        if finished is None:
-            return
-        batch, now = finished
-        # A single input that fails says little about the model, unless it was the probe.
-        if ok or len(event.outcomes) > 1 or self._breaker.state is BreakerState.HALF_OPEN:
-            self._breaker.record(now, ok=ok)
-        with self._hands.settling(event.batch_id):
-            try:
-                outcomes = list(zip(batch.requests, event.outcomes, strict=True))
-                self._settler.settle(outcomes, batch.info, last=True, elapsed_s=now - batch.claimed_at)
-            except Exception as error:
-                logger.exception(
-                    "%s: could not settle batch %s; its requests are given back", self._executor.name, event.batch_id
-                )
-                self._settler.give_back(batch.requests, batch.info, Blame.SUSPECT, repr(error))
-
-    def _lost(self, event: Lost) -> None:
-        self.state.rests()
-        with self._changed:
-            self._changed.notify_all()
-        if event.inside:
-            self._breaker.record(self._clock(), ok=False)
-        # Each goes to the head of the queue, so the oldest is the last.
-        for batch_id in (*event.waiting[::-1], *event.beside[::-1], event.inside):
-            batch = self._hands.take(batch_id) if batch_id else None
-            if batch is None:
-                continue
-            with self._hands.settling(batch.info.batch_id):
-                if batch_id == event.inside or batch_id in event.beside:
-                    self._settler.lost(batch.requests, batch.info, event)
-                else:
-                    self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, event.reason)
 
 
 def _waiting(view: View, now: float) -> Waiting:

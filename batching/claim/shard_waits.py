@@ -13,8 +13,9 @@ from batching.claim.bells import Bells, SharedBells
 from batching.claim.calls import ShardCalls, peek_call
 from batching.claim.place_lines import PlaceLines
 from batching.claim.store import ASK_S
-from config.redis import Call, Line, TrackedLine
+from config.redis import Call, Line
 from config.tiers import TIERS
+from config.tracked_line import TrackedLine
 
 # Lua can unpack so many keys, and some more.
 _MOST_KEYS = 4000

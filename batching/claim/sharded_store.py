@@ -80,7 +80,10 @@ class ShardedBatchStore:
         *,
         margin_ms: int = 0,
         max_bytes: int = MAX_BATCH_BYTES,
+        when_rung_s: float = 0.0,
     ) -> Claim:
+        if when_rung_s:
+            self.wait_for_bells((model,), when_rung_s)
         of = self._model(model)
         repeated = self._batches.get(batch_id)
         batch = self._batches[batch_id] = repeated or LeasedBatch(model, batch_id)

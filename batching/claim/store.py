@@ -21,8 +21,9 @@ from batching.claim.values import DEFAULT_KEEP, Blame, Claim, Keep, Settled, Vie
 from batching.coalescing import Finished
 from batching.policy.tiers import DEFAULT_AGEING_S, DEFAULT_SHARES
 from config.keys import Shard, model_of_bell
-from config.redis import Call, Line, TrackedLine
+from config.redis import Call, Line
 from config.schema import MAX_BATCH_BYTES
+from config.tracked_line import TrackedLine
 
 __all__ = ["BatchStore", "Blame", "Claim", "Keep", "RedisBatchStore", "Settled", "View", "give_back"]
 
@@ -46,11 +47,14 @@ class BatchStore(Protocol):
         *,
         margin_ms: int = 0,
         max_bytes: int = MAX_BATCH_BYTES,
+        when_rung_s: float = 0.0,
     ) -> Claim:
         """Claim up to `size` requests to run, highest tier first, and all expired ones that were found on the way.
 
         With a margin, requests whose deadline is nearer than that come out as hopeless. The messages have at most
         `max_bytes` together, unless there is only one.
+
+        `when_rung_s`: wait for the model's bell first, for about so long at most, and claim then in any case.
 
         Suspects of an executor's death are claimed separately, see `batching.policy.faults.suspects`.
         """
@@ -134,9 +138,12 @@ class RedisBatchStore:
         *,
         margin_ms: int = 0,
         max_bytes: int = MAX_BATCH_BYTES,
+        when_rung_s: float = 0.0,
     ) -> Claim:
         call = self._calls.claim(model, batch_id, size, max_attempts, paused, margin_ms=margin_ms, max_bytes=max_bytes)
-        entries, _, seen = self._calls.claimed(self._line.again(call))
+        line = self._line
+        reply = line.when_rung(self._keys.bell(model), when_rung_s, call) if when_rung_s else line.again(call)
+        entries, _, seen = self._calls.claimed(reply)
         return Claim(batch_id, entries, seen.without(paused).view())
 
     def finish(self, batch_id: str, outcomes: Sequence[Settled], *, last: bool) -> Finished:

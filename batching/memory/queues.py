@@ -209,6 +209,12 @@ class ModelQueues:
         """The bytes of all of its requests."""
         return sum(each.bytes for each in self.tiers) + sum(each[-1].size for each in self.delayed)
 
+    def aged(self, now_ms: int, ageing_ms: int) -> list[bool]:
+        """For each tier, whether its oldest request has waited for `ageing_ms`."""
+        headers = [queue.head.header if queue.head else None for queue in self.tiers]
+        # In the future: the clock has gone back since.
+        return [each is not None and not 0 <= now_ms - each.enqueued_ms < ageing_ms for each in headers]
+
     def put_aside(self, due_ms: int, rank: int, item: Queued, *, counted: bool) -> None:
         """Keep a request until its pause is over."""
         name = item.raw or (item.header.task_id.encode() if item.header else b"")

@@ -163,7 +163,10 @@ class MemoryStore:
         *,
         margin_ms: int = 0,
         max_bytes: int = MAX_BATCH_BYTES,
+        when_rung_s: float = 0.0,
     ) -> Claim:
+        if when_rung_s:
+            self.wait_for_bells((model,), when_rung_s)
         with self.lock:
             queues = self.queues(model)
             lease = self.leases.get(batch_id)
@@ -171,7 +174,7 @@ class MemoryStore:
                 now = self.now_ms()
                 queues.wake(now)
                 limits = ClaimLimits(size, max_bytes, suspect_sizes(size, max_attempts), paused)
-                aged = [self._aged(queue.head, now) for queue in queues.tiers]
+                aged = queues.aged(now, self._ageing_ms)
                 taken = queues.take(limits, self._shares, aged, lambda item: self._verdict(item, now, margin_ms))
                 if taken:
                     lease = self.leases[batch_id] = Lease(model, [_Slot(*each) for each in taken])
@@ -337,12 +340,6 @@ class MemoryStore:
             if header.deadline_ms and not 0 < due <= header.deadline_ms:
                 due = header.deadline_ms
         return View(now, tuple(depths), oldest, due)
-
-    def _aged(self, head: Queued | None, now: int) -> bool:
-        if head is None or head.header is None:
-            return False
-        age_ms = now - head.header.enqueued_ms
-        return age_ms < 0 or age_ms >= self._ageing_ms
 
     def _verdict(self, item: Queued, now: int, margin_ms: int) -> Verdict:
         header = item.header

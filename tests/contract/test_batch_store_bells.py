@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from batching.claim.store import Blame
+from queue import SimpleQueue
+from threading import Thread
+
+from batching.claim.store import Blame, Claim
 from config.tiers import Tier
 from tests.fakes.worlds import (
     MODEL,
@@ -51,6 +54,28 @@ def test_a_claim_that_leaves_something_rings(world: World) -> None:
     assert world.store.wait_for_bells([MODEL], 5.0) == MODEL
     world.store.claim(MODEL, "b2", 1, paused=frozenset({Tier.FREE.rank}))
     assert world.store.wait_for_bells([MODEL], 0.001) is None, "nobody may claim what is left"
+
+
+def test_a_claim_that_waits_for_the_bell_brings_what_comes(world: World) -> None:
+    claims: SimpleQueue[Claim] = SimpleQueue()
+    waiting = Thread(target=lambda: claims.put(world.store.claim(MODEL, "b1", 2, when_rung_s=4.0)))
+    waiting.start()
+    message = ours("a")
+    world.put(message, Tier.PAID)
+    assert [entry.message for entry in claims.get(timeout=30).entries] == [message]
+    waiting.join()
+    assert world.leased("b1")
+    assert world.store.wait_for_bells([MODEL], 0.001) is None, "its token is taken"
+
+
+def test_a_claim_that_waits_for_the_bell_ends_without_one(world: World) -> None:
+    claim = world.store.claim(MODEL, "b1", 2, when_rung_s=0.001)
+    assert not claim.entries
+    assert not world.leased("b1")
+    world.put(ours("a"), Tier.PAID)
+    world.store.wait_for_bells([MODEL], 5.0)
+    # Somebody has taken the token, and died.
+    assert len(world.store.claim(MODEL, "b2", 2, when_rung_s=0.001).entries) == 1
 
 
 def test_peeking_names_the_models_that_have_something_to_claim(world: World) -> None:

@@ -12,8 +12,9 @@ from redis import Redis
 from batching.claim.idle_watch import IdleWatch
 from batching.claim.store import RedisBatchStore
 from config.keys import Shard
-from config.redis import TrackedLine, connect
+from config.redis import connect
 from config.tiers import Tier
+from config.tracked_line import TrackedLine
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
 

@@ -20,11 +20,12 @@ from batching.claim.bell import Bell
 from config.cluster import ShardConnection, slots_of
 from config.keys import Shard
 from config.locator import failovers_of
-from config.redis import Call, Line, Script, TrackedLine, connect, dedicated_connection
+from config.redis import Call, Line, Script, connect, dedicated_connection
 from config.redis_errors import Meaning, meaning_of
 from config.redis_url import cluster_of
 from config.settings import Settings
 from config.shards import open_places
+from config.tracked_line import TrackedLine
 from tests.clusters import Clustered, Mover
 from tests.fakes.tls import Authority, TlsProxy
 from tests.waiting import PATIENCE_S, wait_until

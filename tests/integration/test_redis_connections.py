@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +15,11 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cli.supervisor.ports import free_port
-from config.redis import Line, Script, connect
+from config.redis import Call, Line, Script, connect
 from config.redis_url import celery_url
 from tests.fakes.proxy import LossyProxy
 from tests.valkey import PrivateValkey
+from tests.waiting import wait_until
 
 ADD = Script("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 
@@ -50,6 +52,40 @@ def test_an_error_of_the_server_is_raised_and_harms_nothing(line: Line) -> None:
     with pytest.raises(ResponseError):
         line.script(ADD, ["text"], [1])
     assert line.command("GET", "text") == b"x"
+
+
+def test_a_script_that_waits_for_a_token_runs_with_one_and_without(line: Line, redis: Redis) -> None:
+    call = Call(ADD, ["n"], [2])
+    redis.script_flush()
+    redis.rpush("bell", 1)
+    assert line.when_rung("bell", 5.0, call) == 2
+    assert not redis.exists("bell")
+    assert line.when_rung("bell", 0.01, call) == 4
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(line.when_rung, "bell", 4.0, call)
+        wait_until(lambda: redis.info("clients")["blocked_clients"] == 1)
+        redis.rpush("bell", 1)
+        assert waiting.result() == 6
+
+
+def test_a_wait_without_a_token_ends_in_time_on_an_idle_server(line: Line) -> None:
+    """By itself the server would find out in its cron, and each wait would take until the next one."""
+    call = Call(ADD, ["n"], [1])
+    waits_s = []
+    for number in range(1, 11):
+        began = time.monotonic()
+        assert line.when_rung("bell", 0.02, call) == number
+        waits_s.append(time.monotonic() - began)
+    assert min(waits_s) >= 0.014
+    assert min(waits_s[1:]) < 0.05
+
+
+def test_an_error_of_the_wait_is_raised_and_harms_nothing(line: Line, redis: Redis) -> None:
+    redis.set("bell", "no list")
+    with pytest.raises(ResponseError):
+        line.when_rung("bell", 5.0, Call(ADD, ["n"], [2]))
+    # The reply to the script is not taken for that to the next command.
+    assert line.command("GET", "bell") == b"no list"
 
 
 def test_a_line_survives_a_restart() -> None:

@@ -29,6 +29,7 @@ from tests.fakes.messages import celery_message
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {
         "loop.TICK_S": 0.005,
+        "collector.TICK_S": 0.005,
         "loop_state.TICK_S": 0.005,
         "loop_state.LOOK_EVERY_S": 0.005,
         "loop._MAX_BACKOFF_S": 0.002,

@@ -13,7 +13,7 @@ from tests.fakes.claim_rig import MODEL, Eager, Make, ScriptedExecutor, echo
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("loop.TICK_S", "loop_state.TICK_S", "loop_state.LOOK_EVERY_S"):
+    for name in ("loop.TICK_S", "collector.TICK_S", "loop_state.TICK_S", "loop_state.LOOK_EVERY_S"):
         monkeypatch.setattr(f"batching.claim.{name}", 0.01)
 
 

@@ -24,8 +24,8 @@ class _Batch:
 
 
 class InFlight:
-    """The batches in the child. One thread adds and takes back, another does the rest. Times are seconds on any one
-    clock.
+    """The batches in the child. One thread adds and takes back, one at a time does the rest. Times are seconds on any
+    one clock.
     """
 
     def __init__(self, limit: TimeLimit) -> None:
@@ -35,8 +35,10 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def give(self, batch_id: str, size: int, now: float, *, shares: bool = False) -> None:
+    def give(self, batch_id: str, size: int, now: float, *, shares: bool = False) -> float:
+        """Add a batch; returns the earliest time at which it can be overdue."""
         self._batches.append(_Batch(batch_id, size, now, shares))
+        return now + self.limit.seconds
 
     def take_back(self, batch_id: str) -> None:
         """Remove the last batch, which the child never got as a whole."""

@@ -274,8 +274,10 @@ class FrameReader:
                 return None
             self._fill(self._sock, _CLOEXEC)
 
-    def available(self) -> Iterator[Any]:
+    def available(self, *, once: bool = False) -> Iterator[Any]:
         """Yield every message that has arrived, without blocking; then `eof` says whether more can come.
+
+        `once`: those of one read, for whoever polls the socket again.
 
         Raises:
             BrokenFrames: what arrived is no message; those before it have been yielded.
@@ -287,6 +289,8 @@ class FrameReader:
                 return
             while (message := self._cut()) is not None:
                 yield message
+            if once:
+                return
 
     def _fill(self, sock: socket.socket, flags: int) -> None:
         try:

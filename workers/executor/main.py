@@ -16,9 +16,7 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Any
 
 import msgspec
@@ -29,7 +27,8 @@ from config.model_files.import_path import make_way
 from config.process.memory import limit_memory, offer_to_the_oom_killer
 from config.settings import ModelSettings
 from workers.executor.batch_budget import Budget
-from workers.executor.compute import Batch, BatchComputer
+from workers.executor.batches import Batches
+from workers.executor.compute import BatchComputer
 from workers.executor.device_memory import limit_device_memory
 from workers.executor.faults.exception_text import format_traceback
 from workers.executor.forked import end_if_forked, keep_apart
@@ -105,41 +104,13 @@ def _serve(sock: socket.socket) -> None:
     if computer.overlaps:
         Overlap(reader, computer, send).run()
         return
-    take = _decoded_ahead(reader, computer)
-    while (batch := take()) is not None:
-        told = computer.compute(batch)
+    batches = Batches(reader, computer.decode)
+    while (batch := batches.next()) is not None:
+        with batches.computing():
+            told = computer.compute(batch)
         # Its inputs' memory is given back before the worker hears of it, and writes the next ones there.
         del batch
         send(*told)
-
-
-def _decoded_ahead(reader: FrameReader, computer: BatchComputer) -> Callable[[], Batch | None]:
-    """Decode every batch that arrives, in a thread, while the model runs the previous one, so a GPU never waits for
-    JSON; returns the function that waits for the next one, None after the last.
-
-    The worker sends at most one batch ahead, which bounds the memory here.
-    """
-    ahead: SimpleQueue[Batch | BaseException | None] = SimpleQueue()
-
-    def read() -> None:
-        try:
-            while (work := reader.next()) is not None:
-                ahead.put(computer.decode(work))
-                # As in `_serve`.
-                del work
-        except BaseException as error:  # noqa: BLE001 - raised below, when its turn has come
-            ahead.put(error)
-        else:
-            ahead.put(None)
-
-    def take() -> Batch | None:
-        item = ahead.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    threading.Thread(target=read, name="decode", daemon=True).start()
-    return take
 
 
 def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:

@@ -69,8 +69,8 @@ class Death:
 
 
 class ChildProcess:
-    """A child process; constructing starts it. One thread reads, waits and kills; another may write. `folder` is that
-    of bunch.toml.
+    """A child process; constructing starts it. One thread waits and kills; others may write and read, one each.
+    `folder` is that of bunch.toml.
 
     Raises:
         OSError: no process, no descriptors, or no such device is available.
@@ -138,7 +138,14 @@ class ChildProcess:
 
     def watch(self, poll: select.poll) -> None:
         """Make `poll` return when there is something to read, or when the child is dead."""
+        self.watch_answers(poll)
+        self.watch_death(poll)
+
+    def watch_answers(self, poll: select.poll) -> None:
         poll.register(self._sock, select.POLLIN)
+
+    def watch_death(self, poll: select.poll) -> None:
+        """Make `poll` return when the child is dead, where the system can tell."""
         if self._death is not None:
             poll.register(self._death, select.POLLIN)
 
@@ -197,13 +204,18 @@ class ChildProcess:
         """
         self._writer.send(frame)
 
-    def messages(self) -> Iterator[ToParent]:
-        """The messages that have arrived, without blocking.
+    def messages(self, *, once: bool = False) -> Iterator[ToParent]:
+        """The messages that have arrived, without blocking. `once`: those of one read, there may be more.
 
         Raises:
             BrokenFrames: the child, or something in it, wrote bytes that are not a message.
         """
-        return self._reader.available()
+        return self._reader.available(once=once)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once its end of the pipe was read."""
+        return self._reader.eof
 
     @property
     def gone(self) -> bool:

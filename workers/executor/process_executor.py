@@ -1,19 +1,19 @@
 """The real executor: a child process per instance, supervised by one thread from start to death, again and again.
 
     feeder thread ────send────▶ socket ───▶ child: predict
-    collector thread ◀─receive─ queue ◀──── supervisor thread ◀── socket, the child's death, the clock
+    collector thread ◀─receive─ socket ◀────┘
+                             ▲─ events ◀─── supervisor thread ◀── the child's death, the clock
 
-Only the supervisor starts, reads, times and buries the child, one at a time, so its events are in order: every batch
-that was answered, then the death with the batch inside. It sleeps in one `poll`: a batch that is sent meanwhile cannot
-be overdue before the sleep ends, so its timeout is exact.
+Only the supervisor starts, times and buries the child, one at a time, and it reads what is left before it judges. So
+events are in order: every batch that was answered, then the death with the batch inside. It sleeps in one `poll`: a
+batch that is sent meanwhile is overdue only after the sleep, or wakes it, so its timeout is exact.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import queue
+import math
 import select
 import threading
 import time
@@ -26,6 +26,7 @@ from batching.request import Done, Failed, Work
 from config.logging import encodable
 from config.process.devices import Machine, Placement, placement, this_machine
 from config.settings import Devices, ModelSettings
+from workers.executor.answers import Answers, Wake
 from workers.executor.faults.recovery import FAULTS, Patience
 from workers.executor.in_flight import InFlight
 from workers.executor.ipc import BrokenFrames, Fault, Passing, ToParent
@@ -70,8 +71,8 @@ class ProcessExecutor:
         self.name = f"{model.name}/{index}"
         self._model, self._index, self._devices, self._machine = model, index, devices, machine
         self._folder, self._max_output_bytes = folder, max_output_bytes
-        self._on_change, self._on_loaded = guarded(on_change, self.name), guarded(on_loaded, self.name)
-        self._on_replaced = guarded(on_replaced, self.name)
+        self._on_change = guarded(on_change, self.name)
+        self._on_loaded, self._on_replaced = guarded(on_loaded, self.name), guarded(on_replaced, self.name)
         self._state = ExecutorState.STARTING
         self._changed = threading.Condition()
         self._error: str | None = None
@@ -85,13 +86,16 @@ class ProcessExecutor:
         # has either been sent as a whole or been taken back by its sender.
         self._sending = threading.Lock()
         self.spare = Spare(self.name, self._start, self._on_loaded)
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._supervisor = Wake()
+        self._answers = Answers(self._answered, self._supervisor.set)
+        # When the supervisor looks again, at the latest.
+        self._looks_at = -math.inf
         self._backoff_s = FIRST_BACKOFF_S
         self._patience = Patience()
         # The reason why the child must be replaced, if any.
         self._fault: Fault | None = None
         self._stop_at: float | None = None
-        self._stop_pipe: tuple[int, int] | None = None
+        self._stop = Wake()
         self._thread: threading.Thread | None = None
         # Whether stages of its model run beside those of other batches.
         self.overlaps = False
@@ -132,7 +136,6 @@ class ProcessExecutor:
         with self._changed:
             if self._thread is not None or self._stop_at is not None:
                 return
-            self._stop_pipe = os.pipe()
             # The thread must outlive its children: they are killed when the thread that started them ends.
             self._thread = threading.Thread(target=self._supervise, name=f"executor {self.name}", daemon=True)
             self._thread.start()
@@ -159,7 +162,9 @@ class ProcessExecutor:
             frame = child.pack(work)
             # Before the first byte: the answer may arrive before `write` returns.
             shares = self.overlaps and not work.suspect
-            self._handed.give(work.batch_id, len(work.inputs), time.monotonic(), shares=shares)
+            overdue_at = self._handed.give(work.batch_id, len(work.inputs), time.monotonic(), shares=shares)
+            if overdue_at < self._looks_at:  # The limit has become shorter since.
+                self._supervisor.set()
             try:
                 child.write(frame)
             except OSError as error:
@@ -188,21 +193,17 @@ class ProcessExecutor:
                 self._child.kill()
 
     def receive(self, timeout_s: float) -> Event | None:
-        try:
-            return self._events.get(timeout=max(0.0, timeout_s))
-        except queue.Empty:
-            return None
+        return self._answers.receive(timeout_s)
 
     def interrupt(self) -> None:
-        self._events.put(None)
+        self._answers.interrupt()
 
     def stop(self, timeout_s: float) -> None:
         """Stop; batches that the child has not finished by then are reported as `Lost`."""
         with self._changed:
             if self._stop_at is None:
                 self._stop_at = time.monotonic() + timeout_s
-                if self._stop_pipe is not None:
-                    os.write(self._stop_pipe[1], b"s")
+                self._stop.set()
             thread = self._thread
         if thread is None:
             self._become(ExecutorState.STOPPED)
@@ -225,10 +226,6 @@ class ProcessExecutor:
                 self._backoff_s = min(MAX_BACKOFF_S, self._backoff_s * 2)
         self.spare.close()
         self._become(ExecutorState.STOPPED)
-        with self._changed:
-            for end in self._stop_pipe or ():
-                os.close(end)
-            self._stop_pipe = None
 
     def _live(self) -> None:
         """One child from its start to its death."""
@@ -240,7 +237,7 @@ class ProcessExecutor:
         loaded = child.loaded
         self.pid = child.pid
         try:
-            ready = child.await_ready(model.start_timeout_s, self._stop_pipe[0] if self._stop_pipe else None)
+            ready = child.await_ready(model.start_timeout_s, self._stop.fileno())
             # It was replaced while it was starting: then the next child counts.
             if ready is not None and model is self._model:
                 self._version, self.overlaps = ready.version, ready.overlaps
@@ -276,6 +273,7 @@ class ProcessExecutor:
             if model is not self._model or not self._wanted:
                 return
             self._child, self._loaded = child, model
+        self._answers.serve(child)
         self._become(ExecutorState.READY)
         death = Death(Cause.EXIT, "the thread that supervises the executor failed; the executor is started again")
         try:
@@ -284,18 +282,17 @@ class ProcessExecutor:
             self._report_death(child, death)
 
     def _answer_until_gone(self, child: ChildProcess) -> Death:
-        """Forward answers until the child is gone or must be killed; returns the death."""
+        """Wait until the child is gone or must be killed; returns the death."""
         poll, stopping = self._poll(child), False
         while True:
             if self._stop_at is None and self.spare.tend(self._model):
                 poll = self._poll(child)
-            poll.poll(milliseconds(self._time_left(stopping)))
-            death = self._read(child)
-            if death is not None:
+            left_s = self._time_left(stopping)
+            self._looks_at = time.monotonic() + left_s
+            poll.poll(milliseconds(left_s))
+            self._supervisor.clear()
+            if (death := self._judged(child, now := time.monotonic())) is not None:
                 return death
-            now = time.monotonic()
-            if self._handed.left(now) <= 0:
-                return Death(Cause.TIMEOUT, self._handed.overdue())
             if self._stop_at is not None:
                 if now >= self._stop_at:
                     return Death(Cause.EXIT, "the executor was stopped")
@@ -307,23 +304,23 @@ class ProcessExecutor:
                     self._child = None
                     child.close_input()
 
-    def _read(self, child: ChildProcess) -> Death | None:
-        """Forward what the child has sent; returns its death, if it is gone or must be killed."""
-        gone = child.gone
-        try:
-            for message in child.messages():
-                self._answered(message)
-        except BrokenFrames as error:
-            return Death(Cause.EXIT, f"the model wrote into the executor's pipe: {error}")
-        if self._fault is not None:
-            return Death(cause := Cause(self._fault.cause), FAULTS[cause])
-        if not (gone or child.gone):
-            return None
+    def _judged(self, child: ChildProcess, now: float) -> Death | None:
+        """The child's death, if it is gone or must be killed."""
+        with self._answers.reading:
+            gone = child.gone
+            self._answers.read_all()
+            if self._answers.broken is not None:
+                return Death(Cause.EXIT, f"the model wrote into the executor's pipe: {self._answers.broken}")
+            if self._fault is not None:
+                return Death(cause := Cause(self._fault.cause), FAULTS[cause])
+            if not (gone or child.gone):
+                return Death(Cause.TIMEOUT, self._handed.overdue()) if self._handed.left(now) <= 0 else None
         return child.ended(EXIT_GRACE_S if self._stop_at is None else self._stop_at - time.monotonic())
 
     def _report_death(self, child: ChildProcess, death: Death) -> None:
         replaced = self._stop_at is None and self._child is None
         self._child = self._loaded = None
+        self._answers.leave()
         # First, because a thread that gets the death and then waits for READY must wait for the next child.
         if self._stop_at is None:
             self._error = None if replaced else death.reason
@@ -334,6 +331,7 @@ class ProcessExecutor:
             with contextlib.suppress(BrokenFrames):
                 for message in child.messages():
                     self._answered(message)
+            self._answers.wake()
             # One that is killed for its time is the front batch alone.
             both = self._handed.overlap and self._stop_at is None and death.cause is not Cause.TIMEOUT
             left = self._handed.drop_all()
@@ -349,7 +347,7 @@ class ProcessExecutor:
         elif left or self._stop_at is None:
             self.last_error = told
             logger.error("%s: the executor ended with %d batches in hand: %s", self.name, len(left), told)
-            self._events.put(death.lost(left, reached=fault is None or fault.is_inside, overlap=both))
+            self._answers.put(death.lost(left, reached=fault is None or fault.is_inside, overlap=both))
 
     def _answered(self, message: ToParent) -> None:
         """A batch is done or runs in parts, or the child must be replaced.
@@ -368,12 +366,13 @@ class ProcessExecutor:
                 self._patience = Patience()
             if Failed in kinds:
                 self.last_error = next(each.message for each in message.outcomes if isinstance(each, Failed))
-            self._events.put(message)
+            self._answers.add(message)
         elif isinstance(message, Passing) and self._handed:
             self._handed.touch(now)
         elif isinstance(message, Fault):
             # Its batches are given back.
             self._fault = message
+            self._supervisor.set()
         else:
             raise BrokenFrames(f"unexpected {type(message).__name__}")
 
@@ -385,10 +384,11 @@ class ProcessExecutor:
     def _poll(self, child: ChildProcess | None = None, *, stop: bool = True) -> select.poll:
         poll = select.poll()
         if child is not None:
-            child.watch(poll)
+            poll.register(self._supervisor, select.POLLIN)
+            child.watch_death(poll)
             self.spare.watch(poll)
-        if stop and self._stop_pipe is not None:
-            poll.register(self._stop_pipe[0], select.POLLIN)
+        if stop:
+            poll.register(self._stop, select.POLLIN)
         return poll
 
     def _become(self, state: ExecutorState, *, instead_of: ExecutorState | None = None) -> None:

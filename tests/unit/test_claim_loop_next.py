@@ -1,0 +1,103 @@
+"""A claim loop with one caller at a time: the claim of the next request is sent before it comes."""
+
+from __future__ import annotations
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from batching.policy import Breaker, BreakerState, WhenIdle
+from config.tiers import Tier
+from tests.fakes.claim_rig import Make, Rig
+
+
+@pytest.fixture(autouse=True)
+def _long_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No claim ends because it has waited for long."""
+    for name in ("loop.TICK_S", "collector.TICK_S", "loop_state.TICK_S", "loop_state.LOOK_EVERY_S"):
+        monkeypatch.setattr(f"batching.claim.{name}", 5.0)
+
+
+class Waiting:
+    """Follows the calls of a store: whether a claim waits for the bell now."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.calls: list[str] = []
+        rig.store.before = self.calls.append
+
+    def for_the_next(self) -> None:
+        self._rig.until(lambda: self.calls[-2:] == ["claim", "wait_for_bells"])
+
+
+def served_one(rig: Rig) -> Waiting:
+    """Start a loop that has served one request, and waits for the next."""
+    waiting = Waiting(rig)
+    rig.put("first")
+    rig.start()
+    rig.settled("first")
+    waiting.for_the_next()
+    return waiting
+
+
+def test_the_wait_and_the_claim_are_one_call(make: Make) -> None:
+    rig = make(policy=WhenIdle(8))
+    waiting = served_one(rig)
+    for number in range(3):
+        waiting.calls.clear()
+        rig.put(str(number))
+        rig.settled(str(number))
+        waiting.for_the_next()
+        assert waiting.calls == ["finish", "claim", "wait_for_bells"]
+
+
+def test_of_a_tier_that_was_paused_meanwhile_nothing_is_run(make: Make) -> None:
+    rig = make(policy=WhenIdle(8))
+    served_one(rig)
+    rig.loop.gate.pause(frozenset({Tier.FREE.rank}))
+    rig.put("paused", tier=Tier.FREE)
+    rig.until(lambda: not rig.store.leases and rig.waiting == 1)
+    rig.put("open")
+    rig.settled("open")
+    assert rig.executor_inputs() == ["first", "open"]
+    assert rig.waiting == 1
+    rig.loop.gate.pause(frozenset())
+    rig.settled("paused")
+    assert rig.witness.tries("paused") == [(1, 0)], "no attempt is counted"
+
+
+def test_nothing_is_run_of_a_model_whose_breaker_has_opened_meanwhile(make: Make) -> None:
+    breaker = Breaker(failures=1, open_s=3600.0)
+    rig = make(policy=WhenIdle(8), breaker=breaker)
+    served_one(rig)
+    rig.loop._breaker.record(0.0, ok=False)
+    breaker._until = float("inf")
+    rig.put("a")
+    rig.until(lambda: rig.witness.returns or (not rig.store.leases and rig.waiting == 1))
+    assert breaker.state is BreakerState.OPEN
+    assert rig.executor_inputs() == ["first"]
+    breaker.reset()
+    rig.settled("a")
+    assert rig.witness.tries("a") == [(1, 0)]
+
+
+@pytest.mark.parametrize("lost_reply", [False, True], ids=["before", "after"])
+def test_a_redis_that_goes_away_during_the_wait_costs_nobody_an_answer(make: Make, lost_reply: bool) -> None:
+    rig = make(policy=WhenIdle(8))
+    served_one(rig)
+    left = ["away"]
+
+    def away(call: str) -> None:
+        if call == ("claim" if lost_reply else "wait_for_bells") and left:
+            left.pop()
+            raise RedisConnectionError("away")
+
+    if lost_reply:
+        rig.store.after = away
+    else:
+        rig.store.before = away
+    for number in range(3):
+        rig.put(str(number))
+        rig.settled(str(number))
+    assert not left
+    assert rig.executor_inputs() == ["first", "0", "1", "2"]
+    rig.until(lambda: not rig.store.leases)
