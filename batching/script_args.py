@@ -46,6 +46,8 @@ class ClaimArgs(NamedTuple):
     margin_ms: int
     max_bytes: int
     takes: str
+    least: int
+    calm_ms: int
 
 
 class FinishKeys(NamedTuple):

@@ -109,6 +109,8 @@ class ShardCalls:
         margin_ms: int,
         max_bytes: int,
         takes: Sequence[int] | None = None,
+        least: int = 0,
+        calm_ms: int = 0,
     ) -> Call:
         """`takes`: the requests of each tier; None: as the shard's own rule has it."""
         keys, queues = self.keys, self.keys.queues(model)
@@ -131,6 +133,8 @@ class ShardCalls:
             margin_ms=margin_ms,
             max_bytes=max_bytes,
             takes="" if takes is None else ",".join(map(str, takes)),
+            least=least,
+            calm_ms=calm_ms,
         )
         args = (*head, *self._shares_without(paused), *suspect_sizes(size, max_attempts))
         return Call(_CLAIM, (*names, *queues, *map(keys.held, queues)), args)

@@ -43,6 +43,7 @@ from batching.request import Request, Work
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S = 1.0
+_NO_LOOK = Look()
 
 
 class ClaimLoop:
@@ -180,23 +181,16 @@ class ClaimLoop:
 
     def _turn(self, view: View | None) -> View | None:
         """One decision. Returns the view that the next one may start from; None: look again."""
-        if self._unheard is None and self.gate.is_shut:
-            self.state.rests()
-            self.gate.rest(lambda: self._stopping)
-            return None
-        if not self._executor.wait_ready(TICK_S):
-            self.state.rests()
+        if not self._may_claim():
             return None
         if self._unheard is not None:
             return self._dispatch(Dispatch(self._unheard[1], Reason.IDLE))
-        now = self._clock()
-        if not self._breaker.permits(now):
-            self._pause(self.state.refused(now))
-            return None
         decision = self._decide(view)
         if isinstance(decision, Look):
-            view = self._store.look(self._model.name, self.gate.paused)
-            self.state.looked(view.depth, self._clock())
+            claim = self._look(decision)
+            if claim.entries and decision.then:
+                return self._take(claim, decision.then)
+            view = claim.view
             decision = self._decide(view)
         if isinstance(decision, Dispatch):
             # Another executor of the model may have taken the probe meanwhile.
@@ -204,6 +198,21 @@ class ClaimLoop:
             if permitted:
                 return self._dispatch(self.state.limited(decision, permitted))
         return self._wait(decision, view) if isinstance(decision, Wait) else None
+
+    def _may_claim(self) -> bool:
+        """Return whether anything may be claimed, after a wait if not."""
+        if self._unheard is None and self.gate.is_shut:
+            self.state.rests()
+            self.gate.rest(lambda: self._stopping)
+            return False
+        if not self._executor.wait_ready(TICK_S):
+            self.state.rests()
+            return False
+        now = self._clock()
+        if self._unheard is None and not self._breaker.permits(now):
+            self._pause(self.state.refused(now))
+            return False
+        return True
 
     def _wait(self, decision: Wait, view: View | None) -> View | None:
         """Wait as decided. Returns the view if it still says that there is nothing to claim; None: look again."""
@@ -237,21 +246,20 @@ class ClaimLoop:
         if self._seat and endless and self._seat.rest(paused, must_leave):
             # The arrivals of now did not come over all of that time.
             self.state.looked(0, self._seat.empty_at)
-        elif endless and left_s > 0 and (decision := self._next_claim()):
-            return self._dispatch_when_rung(decision, left_s)
+        elif endless and left_s > 0 and (look := self._next_look()):
+            return self._look_when_rung(look, left_s)
         else:
             self._store.wait_for_bells((self._model.name,), max(0.0, left_s))
         return None
 
-    def _next_claim(self) -> Dispatch | None:
-        """The claim of what comes next, if it would follow the ring at once; the wait and the claim are one call then.
-
-        It may be carried out while nobody here asks for it any more; then its requests are given back.
-        """
-        if not (self.state.was_alone and self._breaker.state is BreakerState.CLOSED):
+    def _next_look(self) -> Look | None:
+        """The look and claim that would follow the ring; the wait and these are one call then."""
+        if self._breaker.state is not BreakerState.CLOSED:
             return None
         decision = self._decide(None)
-        return self.state.limited(decision, decision.size) if isinstance(decision, Dispatch) else None
+        if isinstance(decision, Dispatch) and self.state.was_alone:
+            return Look(decision)
+        return decision if isinstance(decision, Look) and decision.then else None
 
     def _await_executor(self, timeout_s: float) -> None:
         with self._changed:
@@ -259,7 +267,7 @@ class ClaimLoop:
             if before:
                 self._changed.wait_for(lambda: self._stopping or self.in_hand != before, timeout=timeout_s)
 
-    def _claim(self, decision: Dispatch, when_rung_s: float = 0.0) -> Claim:
+    def _claim(self, decision: Dispatch, look: Look = _NO_LOOK, when_rung_s: float = 0.0) -> Claim:
         if self._unheard is None:
             self._unheard = (next(self._batch_ids), decision.size)
         model = self._model
@@ -273,22 +281,37 @@ class ClaimLoop:
             margin_ms=round(decision.margin_s * 1000),
             max_bytes=model.max_batch_bytes,
             when_rung_s=when_rung_s,
+            least=look.least,
+            calm_ms=math.ceil(look.calm_s * 1000),
         )
         self._unheard = None
+        return claim
+
+    def _look(self, look: Look, when_rung_s: float = 0.0) -> Claim:
+        """Look, and claim in the same call where the policy knows what it would decide."""
+        if look.then is None or self._breaker.state is not BreakerState.CLOSED:
+            claim = Claim("", (), self._store.look(self._model.name, self.gate.paused))
+        else:
+            claim = self._claim(self.state.limited(look.then, look.then.size), look, when_rung_s)
+        if not claim.entries:
+            self._hands.leased.discard(claim.batch_id)
+            self.state.looked(claim.view.depth, self._clock())
         return claim
 
     def _dispatch(self, decision: Dispatch) -> View:
         return self._take(self._claim(decision), decision)
 
-    def _dispatch_when_rung(self, decision: Dispatch, within_s: float) -> View | None:
+    def _look_when_rung(self, look: Look, within_s: float) -> View | None:
         paused = self.gate.paused
-        claim = self._claim(decision, within_s)
-        if claim.entries and not (paused == self.gate.paused and self._breaker.state is BreakerState.CLOSED):
+        claim = self._look(look, within_s)
+        if not claim.entries or not look.then:
+            return claim.view
+        if paused != self.gate.paused or self._breaker.state is not BreakerState.CLOSED:
             self._recover(claim, Blame.NOTHING, "it was claimed while that was being forbidden")
             return None
         # The wait was no part of the batch.
         self.state.asks(self._clock())
-        return self._take(claim, decision)
+        return self._take(claim, look.then)
 
     def _take(self, claim: Claim, decision: Dispatch) -> View:
         if claim.entries:

@@ -21,6 +21,7 @@ from batching.policy import (
     Decision,
     Dispatch,
     Learner,
+    Look,
     Policy,
     QueueView,
     StepTime,
@@ -143,7 +144,8 @@ class LoopState(Generic[B]):
         decision = learner.policy.decide(view, now)
         if self._sizes and isinstance(decision, Dispatch):
             return rounded(decision, view, now, self._sizes)
-        return decision
+        # Of a model with sizes the one for the batch is known only after the look.
+        return Look() if self._sizes and isinstance(decision, Look) else decision
 
     def limited(self, decision: Dispatch, permitted: int) -> Dispatch:
         """The claim that is allowed: at most what the breaker permits, and what memory has room for."""

@@ -81,11 +81,15 @@ class ShardedBatchStore:
         margin_ms: int = 0,
         max_bytes: int = MAX_BATCH_BYTES,
         when_rung_s: float = 0.0,
+        least: int = 0,
+        calm_ms: int = 0,
     ) -> Claim:
         if when_rung_s:
             self.wait_for_bells((model,), when_rung_s)
-        of = self._model(model)
         repeated = self._batches.get(batch_id)
+        if least and repeated is None and not (view := self.look(model, paused)).has(least, calm_ms):
+            return Claim(batch_id, (), view)
+        of = self._model(model)
         batch = self._batches[batch_id] = repeated or LeasedBatch(model, batch_id)
         wanted = Wanted(size, max_attempts, paused, margin_ms, max_bytes)
         claim = ShardedClaim(batch, wanted, self._calls, of.knowledge, self._lines.ask, of, self._clock)

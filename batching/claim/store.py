@@ -48,13 +48,16 @@ class BatchStore(Protocol):
         margin_ms: int = 0,
         max_bytes: int = MAX_BATCH_BYTES,
         when_rung_s: float = 0.0,
+        least: int = 0,
+        calm_ms: int = 0,
     ) -> Claim:
         """Claim up to `size` requests to run, highest tier first, and all expired ones that were found on the way.
 
         With a margin, requests whose deadline is nearer than that come out as hopeless. The messages have at most
         `max_bytes` together, unless there is only one.
 
-        `when_rung_s`: wait for the model's bell first, for about so long at most, and claim then in any case.
+        `when_rung_s`: wait for the model's bell first, for about so long at most, and claim then in any case. With
+        `least` nothing is claimed if fewer wait, or if the oldest of a tier has its deadline within `calm_ms`.
 
         Suspects of an executor's death are claimed separately, see `batching.policy.faults.suspects`.
         """
@@ -139,8 +142,11 @@ class RedisBatchStore:
         margin_ms: int = 0,
         max_bytes: int = MAX_BATCH_BYTES,
         when_rung_s: float = 0.0,
+        least: int = 0,
+        calm_ms: int = 0,
     ) -> Claim:
-        call = self._calls.claim(model, batch_id, size, max_attempts, paused, margin_ms=margin_ms, max_bytes=max_bytes)
+        about = (model, batch_id, size, max_attempts, paused)
+        call = self._calls.claim(*about, margin_ms=margin_ms, max_bytes=max_bytes, least=least, calm_ms=calm_ms)
         line = self._line
         reply = line.when_rung(self._keys.bell(model), when_rung_s, call) if when_rung_s else line.again(call)
         entries, _, seen = self._calls.claimed(reply)

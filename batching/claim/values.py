@@ -29,6 +29,10 @@ class View(msgspec.Struct, frozen=True):
     def depth(self) -> int:
         return sum(self.depths)
 
+    def has(self, least: int, calm_ms: int) -> bool:
+        """Return whether so many wait, and no known deadline is within `calm_ms`."""
+        return self.depth >= least and not 0 < self.due_ms < self.now_ms + calm_ms
+
 
 class Claim(msgspec.Struct, frozen=True):
     batch_id: str

@@ -6,6 +6,7 @@
 -- ARGV  batch_id; worker_id; model; size; ageing_ms; aged_share: share of an aged queue; margin_ms;
 --       max_bytes: of messages, unless there is one alone; takes: how many of each queue, 'n,n,n', where the batch is
 --       of several shards and whoever asks shares it out; else ''
+--       least: how many must wait, else nothing is taken; and nothing either if a known deadline is nearer than calm_ms
 --       then the guaranteed share of each queue (0 for the highest; below 0: paused)
 --       then the size of a batch of suspects after 1, 2, … lost attempts
 -- Returns {now_ms, marks, messages, depths, oldest enqueued_ms, deadlines of those}. The marks are those of the lease
@@ -59,6 +60,22 @@ end
 
 wake_delayed(KEYS.delayed, QUEUES + 1, now)
 
+local function paused(i)
+  return tonumber(ARGV[SHARES + i]) < 0
+end
+
+if ARGV.least ~= '0' then
+  local depths, oldest, due = view()
+  local soon, there, calm = now + tonumber(ARGV.calm_ms), 0, true
+  for i = 1, count do
+    if not paused(i) then
+      there = there + depths[i]
+      if due[i] > 0 and due[i] < soon then calm = false end
+    end
+  end
+  if there < tonumber(ARGV.least) or not calm then return {now, '', {}, depths, oldest, due} end
+end
+
 -- Suspects first: a batch of theirs takes from one queue alone.
 local function suspect_size(message, ours)
   local lost
@@ -66,9 +83,6 @@ local function suspect_size(message, ours)
   if lost == 0 then return nil end
   -- The stamp counts no further, so that is as many as there can be.
   return tonumber(ARGV[lost >= 9 and #ARGV or math.min(SUSPECTS + lost, #ARGV)])
-end
-local function paused(i)
-  return tonumber(ARGV[SHARES + i]) < 0
 end
 local only
 local aged, heads = {}, {}

@@ -164,6 +164,8 @@ class MemoryStore:
         margin_ms: int = 0,
         max_bytes: int = MAX_BATCH_BYTES,
         when_rung_s: float = 0.0,
+        least: int = 0,
+        calm_ms: int = 0,
     ) -> Claim:
         if when_rung_s:
             self.wait_for_bells((model,), when_rung_s)
@@ -173,6 +175,8 @@ class MemoryStore:
             if lease is None:
                 now = self.now_ms()
                 queues.wake(now)
+                if least and not (view := self._view(queues, paused)).has(least, calm_ms):
+                    return Claim(batch_id, (), view)
                 limits = ClaimLimits(size, max_bytes, suspect_sizes(size, max_attempts), paused)
                 aged = queues.aged(now, self._ageing_ms)
                 taken = queues.take(limits, self._shares, aged, lambda item: self._verdict(item, now, margin_ms))

@@ -60,7 +60,7 @@ class Adaptive:
         wanted = self._wanted(queue, most)
         due = queue.free_at + self._gathering_s(queue, wanted)
         if queue.depth is None:
-            return Look() if now < due or crowded else self._go(queue, now, most)
+            return self._look(queue, now, wanted, most) if now < due or crowded else self._go(queue, now, most)
         if queue.depth == 0:
             return Wait()
         if queue.depth >= wanted:
@@ -69,6 +69,18 @@ class Adaptive:
             due = max(due, queue.oldest_at + share_s)
         due = min(due, queue.due_at - queue.learnt.time.late(queue.depth))
         return self._go(queue, now, most) if now >= due else Wait(until=due)
+
+    def _look(self, queue: QueueView, now: float, wanted: int, most: int) -> Look:
+        if queue.idle:
+            # They share what waits.
+            return Look()
+        time = queue.learnt.time
+        if time.weight < SURE:
+            return Look(Dispatch(most, Reason.IDLE), least=wanted)
+        calm_s = time.late(most)
+        # The margin is that of as many as there will be at least.
+        margin_s = plan(queue._replace(depth=wanted), now, most, now + calm_s).margin_s
+        return Look(Dispatch(most, Reason.IDLE, margin_s), wanted, calm_s)
 
     def _most(self, queue: QueueView) -> int:
         """The maximum size of a batch, or half of the returning callers where two alternating batches are served

@@ -82,9 +82,16 @@ class Wait(NamedTuple):
     until: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Look at the queue, and decide again with its depth."""
+class Look(NamedTuple):
+    """Look at the queue, and decide again with its depth.
+
+    With `then`, that is what the policy would decide if at least `least` waited, and no known deadline were nearer than
+    `calm_s`: the look and the claim may be one call.
+    """
+
+    then: Dispatch | None = None
+    least: int = 0
+    calm_s: float = 0.0
 
 
 Decision: TypeAlias = Dispatch | Wait | Look

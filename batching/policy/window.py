@@ -17,7 +17,7 @@ def in_window(
     if queue.in_hand > 0:
         return ahead(queue, now, size, lead_s)
     if queue.depth is None:
-        return Look()
+        return Look(Dispatch(size, Reason.FULL), least=size)
     if queue.depth >= size:
         return Dispatch(size, Reason.FULL)
     if queue.depth == 0:

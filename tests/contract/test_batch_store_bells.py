@@ -78,6 +78,25 @@ def test_a_claim_that_waits_for_the_bell_ends_without_one(world: World) -> None:
     assert len(world.store.claim(MODEL, "b2", 2, when_rung_s=0.001).entries) == 1
 
 
+def test_a_look_claims_where_enough_wait_and_no_deadline_is_near(world: World) -> None:
+    world.put(ours("a", due_in_ms=60_000), Tier.PAID)
+    world.put(ours("b", due_in_ms=90_000), Tier.FREE)
+    few = world.store.claim(MODEL, "b1", 8, least=3)
+    assert not few.entries
+    assert few.view.depth == 2
+    paused = world.store.claim(MODEL, "b1", 8, paused=frozenset({Tier.FREE.rank}), least=2)
+    assert not paused.entries
+    assert paused.view.depth == 1
+    near = world.store.claim(MODEL, "b1", 8, least=2, calm_ms=70_000)
+    assert not near.entries
+    assert 0 < near.view.due_ms <= near.view.now_ms + 60_000
+    assert not world.leased("b1")
+    assert len(world.store.claim(MODEL, "b1", 8, least=2, calm_ms=30_000).entries) == 2
+    assert world.leased("b1")
+    # A repeat is of the lease, whoever waits.
+    assert len(world.store.claim(MODEL, "b1", 8, least=2, calm_ms=30_000).entries) == 2
+
+
 def test_peeking_names_the_models_that_have_something_to_claim(world: World) -> None:
     anything: frozenset[int] = frozenset()
     assert world.store.peek({"other": anything, MODEL: anything}) == set()

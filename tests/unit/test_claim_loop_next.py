@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from batching.policy import Breaker, BreakerState, WhenIdle
+from batching.policy import Breaker, BreakerState, Decision, Dispatch, Look, QueueView, Reason, Wait, WhenIdle
 from config.tiers import Tier
 from tests.fakes.claim_rig import Make, Rig
 
@@ -101,3 +104,35 @@ def test_a_redis_that_goes_away_during_the_wait_costs_nobody_an_answer(make: Mak
     assert not left
     assert rig.executor_inputs() == ["first", "0", "1", "2"]
     rig.until(lambda: not rig.store.leases)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Waits for two, and knows before a look what it would do then."""
+
+    name: ClassVar[str] = "pairs"
+
+    def decide(self, queue: QueueView, now: float) -> Decision:
+        if queue.in_hand or queue.depth == 0:
+            return Wait()
+        go = Dispatch(2, Reason.IDLE)
+        if queue.depth is None:
+            return Look(go, least=2)
+        return go if queue.depth >= 2 else Wait()
+
+
+def test_where_a_policy_knows_what_follows_a_look_these_are_one_call(make: Make) -> None:
+    rig = make(policy=Pairs())
+    waiting = Waiting(rig)
+    rig.start()
+    waiting.for_the_next()
+    waiting.calls.clear()
+    rig.put("a")
+    waiting.for_the_next()
+    rig.put("b")
+    rig.settled("a", "b")
+    waiting.for_the_next()
+    assert rig.executor_inputs() == ["a", "b"]
+    assert waiting.calls.count("look") == 0
+    assert waiting.calls.count("finish") == 1
+    assert rig.waiting == 0

@@ -102,6 +102,24 @@ def test_looks_only_when_nobody_has_looked(policy: Policy, view: QueueView, now:
 
 
 @POLICIES
+@given(view=views, now=seconds, more=st.integers(0, 2 * MAX), spare_s=seconds | st.just(math.inf), oldest_at=seconds)
+def test_what_may_be_claimed_along_with_a_look_is_what_the_look_would_lead_to(
+    policy: Policy, view: QueueView, now: float, more: int, spare_s: float, oldest_at: float
+) -> None:
+    look = policy.decide(view._replace(depth=None), now)
+    if not isinstance(look, Look) or look.then is None:
+        return
+    assert look.least >= 1
+    # Rounding must not bring the deadline nearer.
+    due_at = now + look.calm_s + spare_s + 1e-6
+    seen = view._replace(depth=look.least + more, due_at=due_at, oldest_at=oldest_at)
+    decision = policy.decide(seen, now)
+    assert isinstance(decision, Dispatch)
+    assert decision.size == look.then.size
+    assert 0 <= look.then.margin_s <= view.learnt.time.predict(min(seen.depth or 0, decision.size)) + 1e-9
+
+
+@POLICIES
 @given(view=views, now=seconds)
 def test_claims_ahead_only_full_batches_within_the_lead(policy: Policy, view: QueueView, now: float) -> None:
     decision = policy.decide(view, now)
