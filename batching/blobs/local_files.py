@@ -1,7 +1,7 @@
 """Payloads for the processes of one machine: files in shared memory, beside the copies in Redis.
 
     frontend ──put──▶ /dev/shm/bunch-<user>-<installation>/<id> ──get──▶ worker ──descriptor──▶ executor, which maps it
-                              lock: held by all     marks: who sees the folder
+                              lock: held by all     marks: who sees the folder     spare files, for the next payloads
 
     file = hash of the payload, as text │ … to the end of the page │ payload
 
@@ -26,6 +26,9 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+from batching.blobs.spare_files import PREFIX as SPARE
+from batching.blobs.spare_files import SPARE_S, SpareFiles, is_there
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +96,7 @@ class LocalFiles:
         # The folder, and its lock; None while there is none.
         self._folder: int | None = None
         self._lock: int | None = None
+        self._spare = SpareFiles(max_bytes // 2)
         self._used_bytes = 0
         self._counted_at = -1.0
         self._mark = ""
@@ -137,30 +141,57 @@ class LocalFiles:
     def put(self, name: str, digest: str, value: bytes | memoryview, ttl_s: float) -> bool:
         """Write a payload with its hash; returns False where it must be read from Redis."""
         size = PAYLOAD_AT + len(value)
-        if self._folder is None or len(digest) != _DIGEST_BYTES or self._room_bytes() < size:
+        if self._folder is None or len(digest) != _DIGEST_BYTES:
             return False
-        try:
-            descriptor = os.open(
-                name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._folder
-            )
-        except FileExistsError:
+        if self._has(name):
             # It is sent again.
             return True
-        except OSError as error:
-            self._lost(error)
+        folder = self._folder
+        spare = self._spare.take(folder, size)
+        if spare is not None and size - spare.size > self._room_bytes():
+            os.close(spare.descriptor)
+            spare = None
+        descriptor, written = self._created(name, size) if spare is None else (spare.descriptor, spare.name)
+        if descriptor < 0:
             return False
         try:
             os.pwrite(descriptor, digest.encode(), 0)
             _write(descriptor, value)
             os.utime(descriptor, (at := time.time() + ttl_s - _GRACE_S, at))
+            if spare is not None:
+                os.rename(written, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             logger.info("a payload of %d bytes does not go through shared memory: %s", len(value), error)
-            self._unlink(name)
+            self._unlink(written)
             return False
         finally:
+            # Closing it is not enough, while a process is being started that has it open for a moment.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
-        self._used_bytes += size
+        self._used_bytes += size - (spare.size if spare is not None else 0)
         return True
+
+    def _created(self, name: str, size: int) -> tuple[int, str]:
+        """A new file, open, and its name; below 0: there is no room for it."""
+        assert self._folder is not None
+        if self._room_bytes() < size and not (
+            self._spare.clear(self._folder) and self._room_bytes(at_once=True) >= size
+        ):
+            return -1, name
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(name, flags, 0o600, dir_fd=self._folder)
+        except OSError as error:
+            self._lost(error)
+            return -1, name
+        # If it is released meanwhile, nobody else writes to it.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return descriptor, name
+
+    def _has(self, name: str) -> bool:
+        with contextlib.suppress(OSError):
+            return os.stat(name, dir_fd=self._folder, follow_symlinks=False) is not None
+        return False
 
     def get(self, name: str, digest: str, size: int) -> LocalPayload | None:
         """The payload with this size and hash; None: there is none here."""
@@ -175,7 +206,8 @@ class LocalFiles:
     def release(self, names: Iterable[str]) -> None:
         """Delete payloads; whoever reads one goes on reading it."""
         for name in names:
-            self._unlink(name)
+            if self._folder is not None and not self._spare.keep(self._folder, name):
+                self._unlink(name)
 
     def find(self, name: str) -> tuple[str, LocalPayload] | None:
         """The hash of a payload, and the payload; None: there is none here."""
@@ -197,7 +229,7 @@ class LocalFiles:
             with contextlib.suppress(OSError):
                 os.utime(self._mark, dir_fd=self._folder, follow_symlinks=False)
         for name, about in self._files(hidden=True):
-            lives_s = _MARK_S if name.startswith(_MARK) else _GRACE_S
+            lives_s = _MARK_S if name.startswith(_MARK) else SPARE_S if name.startswith(SPARE) else _GRACE_S
             if name != _LOCK and about.st_mtime + lives_s < now:
                 self._unlink(name)
 
@@ -248,11 +280,11 @@ class LocalFiles:
         self._leave()
         self.open(self._mark.removeprefix(_MARK))
 
-    def _room_bytes(self) -> int:
+    def _room_bytes(self, *, at_once: bool = False) -> int:
         now = time.monotonic()
-        if not 0 <= now - self._counted_at < _COUNT_EVERY_S and self._folder is not None:
+        if (at_once or not 0 <= now - self._counted_at < _COUNT_EVERY_S) and self._folder is not None:
             self._counted_at = now
-            self._used_bytes = self.used_bytes()
+            self._used_bytes = self.used_bytes() + self._spare.used_bytes(self._folder)
         try:
             about = os.statvfs(self._path)
         except OSError:
@@ -266,6 +298,10 @@ class LocalFiles:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         payload = LocalPayload(os.open(name, flags, dir_fd=self._folder), size)
         about = os.fstat(payload.descriptor)
+        # Until whoever looks at it is gone, it is not written anew; and it was not, if it has its name still.
+        fcntl.flock(payload.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not is_there(self._folder, name, about):
+            return None
         return payload if stat.S_ISREG(about.st_mode) and about.st_size == PAYLOAD_AT + size else None
 
     def _files(self, *, hidden: bool = False) -> Iterator[tuple[str, os.stat_result]]:

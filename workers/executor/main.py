@@ -24,7 +24,7 @@ import msgspec
 from batching.request import Done
 from config.logging import log_to_stderr
 from config.model_files.import_path import make_way
-from config.process.memory import limit_memory, offer_to_the_oom_killer
+from config.process.memory import keep_freed_memory, limit_memory, offer_to_the_oom_killer
 from config.settings import ModelSettings
 from workers.executor.batch_budget import Budget
 from workers.executor.batches import Batches
@@ -115,6 +115,8 @@ def _serve(sock: socket.socket) -> None:
 
 def _load(start: Start, on_pass: Callable[[], None]) -> tuple[BatchComputer, str]:
     limit_memory(start.model.max_memory_bytes)
+    if start.model.takes_bytes and not start.model.max_memory_bytes:
+        keep_freed_memory()
     load = loader_of(start.model)
     make_way([os.fsdecode(each) for each in start.path], start.model.source)
     model: Any = load(start.model)

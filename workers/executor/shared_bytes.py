@@ -37,6 +37,12 @@ class SharedBytes:
         return len(self.view)
 
     def __bytes__(self) -> bytes:
+        if isinstance(self._owner, _SingleUse):
+            # To map pages that are looked at once takes longer than to have the kernel copy them.
+            with contextlib.suppress(OSError):
+                value = os.pread(self._descriptor, len(self), self._offset)
+                if len(value) == len(self):
+                    return value
         return bytes(self.view)
 
     def __eq__(self, other: object) -> bool:

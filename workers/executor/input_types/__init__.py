@@ -52,14 +52,15 @@ def reader_of(input_type: str, *, views: bool = False) -> ReadInput:
     if input_type == "json":
         return read_no_bytes
     decode = _decoder_of(input_type, views=views)
-    changes = input_type == "npy" and not views
+    changes, copies = input_type == "npy" and not views, decode is bytes
 
     def read(raw: Raw, is_bytes: bool) -> Any:
         try:
             if not is_bytes:
                 return decode(_bytes_in(_text(raw)))
             if isinstance(raw, SharedBytes):
-                return decode(raw.private() if changes else raw.view)
+                # What is copied anyway needs no mapping.
+                return bytes(raw) if copies else decode(raw.private() if changes else raw.view)
             return decode(raw)
         except ValueError as error:
             raise InvalidInput(f"the input is not {_NAMES[input_type]}: {error}") from None
