@@ -6,15 +6,40 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.client import connected
 from tests.e2e.stack import PATIENT, Stack
 from tests.waiting import wait_until
 
+TRIES = 3
 MODEL = '[models.echo]\nsource = "workers.models.echo:Echo"\n'
 
 
 def test_its_primary_may_be_killed_and_the_next_start_begins_with_the_last_one(tmp_path: Path) -> None:
-    stack = Stack(tmp_path, MODEL)
+    for turn in range(TRIES):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        stack = Stack(folder, MODEL)
+        try:
+            lose_primaries(stack)
+        except AssertionError:
+            if lost_no_other(stack):
+                raise
+        else:
+            return
+    pytest.fail("each time the machine stood still, and the new primary was taken for dead too")
+
+
+def lost_no_other(stack: Stack) -> bool:
+    """Return whether there was one failover in each start. A second one, on a machine that stands still, may go back to
+    a server that has heard of nothing yet.
+    """
+    logs = (stack.state_dir / "log").glob("sentinel-*.log*")
+    return all(each.read_text(errors="replace").count("+switch-master") <= 1 for each in logs)
+
+
+def lose_primaries(stack: Stack) -> None:
     options = ("--web-workers=1", "--no-flower", "--sentinel")
     try:
         # However long the failover takes here.
