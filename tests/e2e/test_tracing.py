@@ -188,8 +188,9 @@ def test_requests_that_go_well_leave_no_line(traced: Api, own: Stack) -> None:
 
 def test_when_everything_fails_the_log_stays_short(traced: Api, own: Stack) -> None:
     before = len(logged(own, "web")), len(logged(own, "worker1"))
-    # On a busy machine the last of them may wait too long, or be refused for that.
-    assert {each.status for each in traced.all([{"fail": "no"}] * 300, "quartet")} - {503, 504} == {500}
+    # The model is left alone after some of them; the others come to their deadline, which is theirs, or are refused.
+    answers = traced.all([{"fail": "no"}] * 300, "quartet", timeout_ms=4000)
+    assert {each.status for each in answers} - {503, 504} == {500}
     web, worker = (len(logged(own, role)) - lines for role, lines in zip(("web", "worker1"), before, strict=True))
     # Of each kind twenty in ten seconds; it may take a few times ten.
     assert web < 200
