@@ -151,9 +151,8 @@ class ClaimLoop:
         # The newest first, so that the oldest ends up at the head of its queue again.
         for batch in reversed(list(self.state.in_hand)):
             self._settler.give_back(batch.requests, batch.info, Blame.NOTHING, "the worker is stopping")
-        if self._unheard is not None:
-            with contextlib.suppress(RedisError):
-                self._store.give_back(self._model.name, self._unheard[0], Blame.NOTHING)
+        with contextlib.suppress(RedisError):
+            self._give_back_unheard()
 
     def _feed(self) -> None:
         backoff = 0.0
@@ -201,18 +200,25 @@ class ClaimLoop:
 
     def _may_claim(self) -> bool:
         """Return whether anything may be claimed, after a wait if not."""
-        if self._unheard is None and self.gate.is_shut:
+        if self.gate.is_shut or not self._executor.wait_ready(TICK_S):
             self.state.rests()
-            self.gate.rest(lambda: self._stopping)
-            return False
-        if not self._executor.wait_ready(TICK_S):
-            self.state.rests()
+            self._give_back_unheard()
+            if self.gate.is_shut:
+                self.gate.rest(lambda: self._stopping)
             return False
         now = self._clock()
         if self._unheard is None and not self._breaker.permits(now):
             self._pause(self.state.refused(now))
             return False
         return True
+
+    def _give_back_unheard(self) -> None:
+        """It may be long until it can be repeated, and its requests would wait in a lease of a living worker."""
+        if self._unheard is not None:
+            batch_id, _ = self._unheard
+            self._store.give_back(self._model.name, batch_id, Blame.NOTHING)
+            self._hands.leased.discard(batch_id)
+            self._unheard = None
 
     def _wait(self, decision: Wait, view: View | None) -> View | None:
         """Wait as decided. Returns the view if it still says that there is nothing to claim; None: look again."""

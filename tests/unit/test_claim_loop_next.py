@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from batching.policy import Breaker, BreakerState, Decision, Dispatch, Look, QueueView, Reason, Wait, WhenIdle
 from config.tiers import Tier
-from tests.fakes.claim_rig import Make, Rig
+from tests.fakes.claim_rig import Make, Rig, ScriptedExecutor
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,15 @@ def _long_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No claim ends because it has waited for long."""
     for name in ("loop.TICK_S", "collector.TICK_S", "loop_state.TICK_S", "loop_state.LOOK_EVERY_S"):
         monkeypatch.setattr(f"batching.claim.{name}", 5.0)
+
+
+class Starting(ScriptedExecutor):
+    """Is ready or not, as the test says."""
+
+    is_ready = True
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        return self.is_ready or bool(time.sleep(0.01))
 
 
 class Waiting:
@@ -104,6 +114,33 @@ def test_a_redis_that_goes_away_during_the_wait_costs_nobody_an_answer(make: Mak
     assert not left
     assert rig.executor_inputs() == ["first", "0", "1", "2"]
     rig.until(lambda: not rig.store.leases)
+
+
+@pytest.mark.parametrize("why", ["held", "executor"])
+def test_what_was_claimed_without_a_reply_is_not_kept_while_nothing_can_be_run(make: Make, why: str) -> None:
+    executor = Starting()
+    rig = make(executor, policy=WhenIdle(8))
+    served_one(rig)
+    left = ["away"]
+
+    def away(call: str) -> None:
+        if call == "claim" and left:
+            left.pop()
+            if why == "held":
+                rig.loop.gate.hold()
+            else:
+                executor.is_ready = False
+            raise RedisConnectionError("away")
+
+    rig.store.after = away
+    rig.put("a")
+    rig.until(lambda: not left and not rig.store.leases and rig.waiting == 1)
+    rig.until(lambda: not rig.loop.held)
+    assert rig.executor_inputs() == ["first"]
+    executor.is_ready = True
+    rig.loop.gate.release()
+    rig.settled("a")
+    assert rig.witness.tries("a") == [(1, 0)], "no attempt is counted"
 
 
 @dataclass(frozen=True)
