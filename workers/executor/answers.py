@@ -66,6 +66,8 @@ class Answers:
         self._polled: ChildProcess | None = None
         self._poll = self._made_poll(None)
         self.broken: BrokenFrames | None = None
+        # What had come of an answer that was not whole, when all was read last.
+        self._part_bytes = 0
 
     def serve(self, child: ChildProcess) -> None:
         """Read this child from now on."""
@@ -111,12 +113,14 @@ class Answers:
                     self._read(once=True)
         return self._events.popleft()
 
-    def read_all(self) -> None:
-        """Read all that has arrived. Does not block."""
-        before = len(self._events)
-        self._read(once=False)
-        if len(self._events) != before:
-            self._changed.set()
+    def read_all(self) -> bool:
+        """Read all that has arrived, without blocking. Returns whether more of an answer has come that is not whole."""
+        with self.reading:
+            self._read(once=False)
+            before, self._part_bytes = self._part_bytes, self._child.part_bytes if self._child is not None else 0
+            if self._events:
+                self._changed.set()
+            return 0 < self._part_bytes != before
 
     def _read(self, *, once: bool) -> None:
         with self.reading:
@@ -133,9 +137,10 @@ class Answers:
                 self._on_end()
 
     def _current_poll(self) -> select.poll:
-        child = self._child
-        if child is not self._polled:
-            self._poll, self._polled = self._made_poll(child), child
+        if self._child is not self._polled:
+            # Nobody closes it meanwhile.
+            with self.reading:
+                self._poll, self._polled = self._made_poll(self._child), self._child
         return self._poll
 
     def _made_poll(self, child: ChildProcess | None) -> select.poll:

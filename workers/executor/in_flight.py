@@ -35,10 +35,8 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def give(self, batch_id: str, size: int, now: float, *, shares: bool = False) -> float:
-        """Add a batch; returns the earliest time at which it can be overdue."""
+    def give(self, batch_id: str, size: int, now: float, *, shares: bool = False) -> None:
         self._batches.append(_Batch(batch_id, size, now, shares))
-        return now + self.limit.seconds
 
     def take_back(self, batch_id: str) -> None:
         """Remove the last batch, which the child never got as a whole."""

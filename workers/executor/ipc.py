@@ -292,6 +292,11 @@ class FrameReader:
             if once:
                 return
 
+    @property
+    def part_bytes(self) -> int:
+        """What has been read of a message that is not whole yet."""
+        return len(self._buffer)
+
     def _fill(self, sock: socket.socket, flags: int) -> None:
         try:
             size, ancillary, told, _ = sock.recvmsg_into(self._into, _ANCILLARY_BYTES, flags)

@@ -138,16 +138,16 @@ class ChildProcess:
 
     def watch(self, poll: select.poll) -> None:
         """Make `poll` return when there is something to read, or when the child is dead."""
-        self.watch_answers(poll)
         self.watch_death(poll)
+        self.watch_answers(poll)
 
     def watch_answers(self, poll: select.poll) -> None:
         poll.register(self._sock, select.POLLIN)
 
     def watch_death(self, poll: select.poll) -> None:
-        """Make `poll` return when the child is dead, where the system can tell."""
-        if self._death is not None:
-            poll.register(self._death, select.POLLIN)
+        """Make `poll` return when the child is dead; where the system cannot tell, when all ends of its pipe are."""
+        # Without any event a hang-up is told of all the same.
+        poll.register(*((self._sock, 0) if self._death is None else (self._death, select.POLLIN)))
 
     def await_ready(self, timeout_s: float, stop: int | None) -> Ready | None:
         """Block until the model is loaded; None when there is something to read from the descriptor `stop`.
@@ -216,6 +216,11 @@ class ChildProcess:
     def has_ended(self) -> bool:
         """True once its end of the pipe was read."""
         return self._reader.eof
+
+    @property
+    def part_bytes(self) -> int:
+        """What has been read of a message that is not whole yet."""
+        return self._reader.part_bytes
 
     @property
     def gone(self) -> bool:

@@ -5,8 +5,8 @@
                              ▲─ events ◀─── supervisor thread ◀── the child's death, the clock
 
 Only the supervisor starts, times and buries the child, one at a time, and it reads what is left before it judges. So
-events are in order: every batch that was answered, then the death with the batch inside. It sleeps in one `poll`: a
-batch that is sent meanwhile is overdue only after the sleep, or wakes it, so its timeout is exact.
+events are in order: every batch that was answered, then the death with the batch inside. It sleeps in one `poll`: what
+is sent meanwhile is overdue only after the sleep, and a limit that becomes shorter wakes it, so timeouts are exact.
 """
 
 from __future__ import annotations
@@ -78,8 +78,7 @@ class ProcessExecutor:
         self._error: str | None = None
         self._hopeless: ModelSettings | None = None
         self._loaded: ModelSettings | None = None
-        # None unless a child is ready to take batches.
-        self._child: ChildProcess | None = None
+        self._child: ChildProcess | None = None  # None unless it is ready to take batches.
         self.pid: int | None = None
         self._handed = InFlight(TimeLimit.of(model))
         # Held while a frame is written. The supervisor takes it before it reports a death, so that by then each batch
@@ -88,8 +87,7 @@ class ProcessExecutor:
         self.spare = Spare(self.name, self._start, self._on_loaded)
         self._supervisor = Wake()
         self._answers = Answers(self._answered, self._supervisor.set)
-        # When the supervisor looks again, at the latest.
-        self._looks_at = -math.inf
+        self._looks_at = -math.inf  # When the supervisor looks again, at the latest.
         self._backoff_s = FIRST_BACKOFF_S
         self._patience = Patience()
         # The reason why the child must be replaced, if any.
@@ -119,7 +117,7 @@ class ProcessExecutor:
 
     @property
     def restarts(self) -> int:
-        """The number of restarts, after deaths and after failed starts."""
+        """After deaths and after failed starts."""
         return max(0, self.starts - 1)
 
     @property
@@ -162,9 +160,7 @@ class ProcessExecutor:
             frame = child.pack(work)
             # Before the first byte: the answer may arrive before `write` returns.
             shares = self.overlaps and not work.suspect
-            overdue_at = self._handed.give(work.batch_id, len(work.inputs), time.monotonic(), shares=shares)
-            if overdue_at < self._looks_at:  # The limit has become shorter since.
-                self._supervisor.set()
+            self._handed.give(work.batch_id, len(work.inputs), time.monotonic(), shares=shares)
             try:
                 child.write(frame)
             except OSError as error:
@@ -287,6 +283,7 @@ class ProcessExecutor:
         while True:
             if self._stop_at is None and self.spare.tend(self._model):
                 poll = self._poll(child)
+            self._looks_at = math.inf  # A limit that becomes shorter from here on wakes this thread.
             left_s = self._time_left(stopping)
             self._looks_at = time.monotonic() + left_s
             poll.poll(milliseconds(left_s))
@@ -308,7 +305,8 @@ class ProcessExecutor:
         """The child's death, if it is gone or must be killed."""
         with self._answers.reading:
             gone = child.gone
-            self._answers.read_all()
+            if self._answers.read_all() and self._handed:
+                self._handed.touch(now)  # The child writes a large answer on only as it is read.
             if self._answers.broken is not None:
                 return Death(Cause.EXIT, f"the model wrote into the executor's pipe: {self._answers.broken}")
             if self._fault is not None:
@@ -358,6 +356,8 @@ class ProcessExecutor:
         now = time.monotonic()
         if isinstance(message, Done) and self._handed:
             self._handed.done(message, now)
+            if now + self._handed.left(now) < self._looks_at:
+                self._supervisor.set()
             self.batches += 1
             self.busy_s += message.compute_s
             kinds = set(map(type, message.outcomes))
