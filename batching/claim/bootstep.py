@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 from celery import bootsteps
 from celery.worker import state as worker_state
+from kombu.transport.redis import MultiChannelPoller
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class BatchingStep(bootsteps.StartStopStep):
 
     def start(self, consumer: Any) -> None:
         consumer.task_consumer.channel.qos.can_consume = _no_credit
+        _forget_lost_connections(consumer)
         self.runner.consumer = consumer  # type: ignore[attr-defined]
         if not self._started:
             self._started = True
@@ -70,6 +72,20 @@ class BatchingStep(bootsteps.StartStopStep):
     @staticmethod
     def _stopping(consumer: Any) -> bool:
         return consumer.blueprint.state in {bootsteps.CLOSE, bootsteps.TERMINATE}
+
+
+def _forget_lost_connections(consumer: Any) -> None:
+    """Remove what kombu's Redis transport leaves in the event loop when its connection is lost: a callback for each
+    turn, which keeps the transport with all of its buffers. It is never removed (kombu 5.7).
+    """
+    if consumer.hub is None:
+        return
+    ours = getattr(consumer.connection.transport, "cycle", None)
+    for tick in tuple(consumer.hub.on_tick):
+        cells = [cell.cell_contents for cell in getattr(tick, "__closure__", None) or ()]
+        pollers = [each for each in cells if isinstance(each, MultiChannelPoller)]
+        if pollers and ours not in pollers:
+            consumer.hub.on_tick.discard(tick)
 
 
 def _is_cold() -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery, bootsteps
 from celery.worker import state as worker_state
+from kombu import Connection
+from kombu.asynchronous import Hub
 
 from batching.claim.bootstep import BatchingStep
 
@@ -47,6 +51,7 @@ def make_consumer(app: Any) -> SimpleNamespace:
         app=app,
         blueprint=SimpleNamespace(state=bootsteps.RUN),
         task_consumer=SimpleNamespace(channel=SimpleNamespace(qos=qos)),
+        hub=None,
     )
 
 
@@ -64,6 +69,28 @@ def test_a_reconnect_denies_credit_anew_and_starts_nothing_twice(consumer: Simpl
     assert again.task_consumer.channel.qos.can_consume() is False
     assert runner.calls == ["start"]
     assert runner.consumer is again
+
+
+def test_a_reconnect_leaves_nothing_of_the_lost_connection_in_the_event_loop(consumer: SimpleNamespace) -> None:
+    hub = Hub()
+    step = BatchingStep(consumer)
+    lost: list[weakref.ref[Any]] = []
+    try:
+        hub.on_tick.add(print)
+        for _ in range(3):
+            # As the consumer does; no server is asked for it.
+            connection = Connection("redis://localhost:1")
+            connection.transport.register_with_event_loop(SimpleNamespace(client=connection), hub)
+            lost.append(weakref.ref(connection.transport))
+            consumer.hub, consumer.connection = hub, connection
+            step.start(consumer)
+            assert len(hub.on_tick) == 2
+        hub.timer.clear()
+        del connection
+        gc.collect()
+        assert [each() is None for each in lost] == [True, True, False]
+    finally:
+        hub.close()
 
 
 def test_a_shutdown_claims_nothing_more_and_then_stops(consumer: SimpleNamespace, runner: Runner) -> None:
