@@ -10,6 +10,7 @@
 | `claim check` | as a raw body, beside the queue, as between two machines                                           |
 | `unlogged`    | the same, with `BUNCH_DURABILITY=memory`                                                           |
 | `same host`   | in shared memory: the default on one machine                                                       |
+| `views`       | the same, to a model that takes views (`accepts_views`), and not copies                            |
 | `bentoml`     | as multipart, its way for files; `litserve` likewise                                               |
 
 The model looks at three bytes. All have one web process and one model. `MB in Redis` is the most that Redis held beyond
@@ -53,7 +54,7 @@ _START_LIMIT_S = 120.0
 _BOUNDARY = "a-boundary-that-is-in-no-body"
 _CONFIG = """
 [models.weigh]
-source = "tests.benchmarks.weigh:Weigh"
+source = "tests.benchmarks.weigh:{model}"
 input_type = "bytes"
 max_batch_size = 16
 max_batch_bytes = 268435456
@@ -85,10 +86,11 @@ class BeforeBytes(Bunch):
 
     name = "base64"
     upload = _AS_BASE64
+    model = "Weigh"
     settings: ClassVar[dict[str, str]] = {"BUNCH_INLINE_BYTES": "268435456"}
 
     def launch(self, model: Model) -> None:
-        self.launch_with(_CONFIG, _PATIENT | self.settings)
+        self.launch_with(_CONFIG.format(model=self.model), _PATIENT | self.settings)
 
 
 class Inline(BeforeBytes):
@@ -109,6 +111,11 @@ class Unlogged(ClaimCheck):
 class SameHost(Inline):
     name = "same host"
     settings: ClassVar[dict[str, str]] = {}
+
+
+class Views(SameHost):
+    name = "views"
+    model = "WeighViews"
 
 
 class Plain(System):
@@ -160,7 +167,7 @@ class BentoML(Rival):
         )
 
 
-SYSTEMS = (Plain, BeforeBytes, Inline, ClaimCheck, Unlogged, SameHost, BentoML, LitServe)
+SYSTEMS = (Plain, BeforeBytes, Inline, ClaimCheck, Unlogged, SameHost, Views, BentoML, LitServe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,13 +149,15 @@ class TestMemory:
             for each in stalled:
                 each.send(_beginning(900_000))
             assert known.get("/").status == 200
-            # 60 of them are 54 MB, where the budget holds two; connections cost something too.
-            assert _memory_bytes(pid) - before < 4 * _BUDGET
+            # 60 of them are 54 MB, where the budget holds five. Connections cost something too, and the allocator does
+            # not return at once what those took who gave way.
+            assert _memory_bytes(pid) - before < 6 * _BUDGET
             assert _first_answered(stalled).answer().status == 503
 
     def test_the_oldest_gives_way_and_the_newest_is_served(self, server: Server) -> None:
         with contextlib.ExitStack() as stack:
-            stalled = [stack.enter_context(server.client()) for _ in range(5)]
+            # The sixth is one too many.
+            stalled = [stack.enter_context(server.client()) for _ in range(6)]
             for each in stalled:
                 each.send(_beginning(900_000))
                 time.sleep(0.3)
