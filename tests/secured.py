@@ -46,7 +46,7 @@ class Tls:
 
     @property
     def options(self) -> str:
-        """What a URL has to say of it."""
+        """The options of a URL for it."""
         return urlencode({"ssl_ca_certs": self.ca, "ssl_certfile": self.certificate, "ssl_keyfile": self.key})
 
     @property

@@ -22,7 +22,7 @@ PREFIX = ".spare-"
 # Below it, fresh pages cost no more than all of this.
 LEAST_BYTES = 1024 * 1024
 SPARE_S = 5.0
-"""How long one is kept for the next payload."""
+"""The time for which one is kept for the next payload."""
 _TRIES = 8
 
 
@@ -90,6 +90,7 @@ def _taken(folder: int, name: str, size: int) -> Spare | None:
             os.ftruncate(descriptor, size)
             return Spare(descriptor, name, about.st_size)
     except BaseException:
+        # The lock goes with it.
         os.close(descriptor)
         raise
     os.close(descriptor)

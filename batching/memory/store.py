@@ -11,7 +11,6 @@ keep: when the process dies, all of it is gone.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from batching.claim.lease import Verdict
 from batching.claim.store import Blame, Claim, Keep, Settled, View
 from batching.coalescing import Coalesced, Finished
+from batching.memory.bells import Bells
 from batching.memory.questions import End, Questions
 from batching.memory.queues import ClaimLimits, ModelQueues, Queued
 from batching.memory.timed import Timed, started_clock
@@ -53,16 +53,6 @@ class _Slot:
 class Lease(NamedTuple):
     model: str
     slots: list[_Slot | None]
-
-
-class _Bell:
-    """The bell of one model, with the events of those who wait for it."""
-
-    __slots__ = ("listeners", "rung")
-
-    def __init__(self) -> None:
-        self.rung = False
-        self.listeners: list[threading.Event] = []
 
 
 class MemoryStore:
@@ -98,7 +88,7 @@ class MemoryStore:
         self._shares = tuple(shares)
         self._ageing_ms = int(ageing_s * 1000)
         self._models: dict[str, ModelQueues] = {}
-        self._bells: dict[str, _Bell] = {}
+        self.bells = Bells(self.lock)
 
     def enqueue(self, model: str, rank: int, item: Queued) -> None:
         """Queue a message at the end of its tier's queue, and ring."""
@@ -262,35 +252,13 @@ class MemoryStore:
         return self.wait_for_bells(models, timeout_s)
 
     def wait_for_bells(self, models: Sequence[str], timeout_s: float) -> str | None:
-        until = time.monotonic() + timeout_s
-        while True:
-            with self.lock:
-                rung = next((each for each in models if self._bell(each).rung), None)
-                if rung is not None:
-                    self._bell(rung).rung = False
-                    return rung
-                heard = threading.Event()
-                for each in models:
-                    self._bell(each).listeners.append(heard)
-            left_s = until - time.monotonic()
-            told = left_s > 0 and heard.wait(left_s)
-            with self.lock:
-                for each in models:
-                    self._bell(each).listeners.remove(heard)
-            # Another loop may have taken the token.
-            if not told:
-                return None
+        return self.bells.wait(models, timeout_s)
 
     def leave_bell(self) -> None:
         """Do nothing: a wait leaves nothing open."""
 
     def ring(self, model: str) -> None:
-        with self.lock:
-            bell = self._bell(model)
-            if not bell.rung:
-                bell.rung = True
-                for each in bell.listeners:
-                    each.set()
+        self.bells.ring(model)
 
     def peek(self, paused: Mapping[str, AbstractSet[int]]) -> AbstractSet[str]:
         with self.lock:
@@ -321,12 +289,6 @@ class MemoryStore:
     def take_back(self, task_id: str, keep_ms: int = _LONGEST_MS) -> None:
         """Nobody waits for the request any more: drop it at the claim, if that comes within `keep_ms`."""
         self.cancelled.set(task_id, True, keep_ms)
-
-    def _bell(self, model: str) -> _Bell:
-        bell = self._bells.get(model)
-        if bell is None:
-            bell = self._bells[model] = _Bell()
-        return bell
 
     def _view(self, queues: ModelQueues, paused: AbstractSet[int]) -> View:
         now, oldest, due = self.now_ms(), 0, 0

@@ -1,4 +1,4 @@
-"""What a submission has on its way to a queue: the queue, its times, its caller's quota, what makes it a repeat."""
+"""The way of a submission to its queue: the queue, its times, its caller's quota, what makes it a repeat."""
 
 from __future__ import annotations
 

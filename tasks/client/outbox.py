@@ -321,7 +321,7 @@ class Outbox:
             self._accepted(item)
 
     def _avoid(self) -> None:
-        """What may go elsewhere should."""
+        """Note a failure: what may go elsewhere goes there for a while."""
         self._failed_at = self._clock()
 
     def _not_sent(self, items: Iterable[Posted]) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong while books are kept: the primary is lost in each way, it refuses, and workers hang.
+"""Troubles while books are kept: the primary is lost in each way, it refuses, and workers hang.
 
 Each trouble returns when it is over, and whoever was lost is back. `Troubled` causes one after the other meanwhile.
 """
@@ -35,33 +35,23 @@ Trouble = Callable[[Scene], None]
 
 
 def kill_primary(scene: Scene) -> None:
-    primary = scene.watched.primary
-    scene.watched.kill(primary)
-    _until_replaced(scene, primary)
-    scene.watched.run(primary)
+    _replaced(scene, scene.watched.kill, scene.watched.run)
 
 
 def hang_primary(scene: Scene) -> None:
-    primary = scene.watched.primary
-    scene.watched.signal(primary, signal.SIGSTOP)
-    try:
-        _until_replaced(scene, primary)
-    finally:
-        scene.watched.signal(primary, signal.SIGCONT)
+    def send(number: signal.Signals) -> Callable[[int], object]:
+        return lambda primary: scene.watched.signal(primary, number)
+
+    _replaced(scene, send(signal.SIGSTOP), send(signal.SIGCONT))
 
 
 def cut_primary_off(scene: Scene) -> None:
     """Cut the primary off from its replica and its sentinels; workers and callers reach it as before."""
-    primary = scene.watched.primary
-    scene.watched.cut_off(primary)
-    _until_replaced(scene, primary)
-    scene.watched.join(primary)
+    _replaced(scene, scene.watched.cut_off, scene.watched.join)
 
 
 def replace_primary(scene: Scene) -> None:
-    primary = scene.watched.primary
-    scene.watched.fail_over()
-    _until_replaced(scene, primary)
+    _replaced(scene, lambda _: scene.watched.fail_over(), lambda _: None)
 
 
 def kill_connections(scene: Scene) -> None:
@@ -107,13 +97,20 @@ ALL: tuple[Trouble, ...] = (
 )
 
 
-def _until_replaced(scene: Scene, primary: int) -> None:
+def _replaced(scene: Scene, lose: Callable[[int], object], bring_back: Callable[[int], object]) -> None:
+    """Lose the primary until another server has its place, and bring it back."""
+    primary = scene.watched.primary
+
     def is_replaced() -> bool:
         with suppress(RedisError):
             return scene.watched.primary != primary
         return False
 
-    wait_until(is_replaced, what="another server is the primary")
+    lose(primary)
+    try:
+        wait_until(is_replaced, what="another server is the primary")
+    finally:
+        bring_back(primary)
 
 
 def _ready(scene: Scene) -> list[subprocess.Popen[bytes]]:

@@ -252,7 +252,7 @@ ANY_BYTES = "application/octet-stream"
 
 
 def outputs(redis: Redis, task_id: str) -> list[bytes]:
-    """What lies beside the result of that request, in any shard."""
+    """The payloads beside the result of that request, in any shard."""
     return [redis.get(each) or b"" for each in redis.scan_iter(f"bunch:blob:{task_id}.*")]
 
 
@@ -337,5 +337,5 @@ def test_what_is_refused_at_the_door_leaves_nothing(api: Api, beside: Redis) -> 
 
 
 def written(redis: Redis) -> int:
-    """How many values were ever set there."""
+    """The number of values that were ever set there."""
     return int(redis.info("commandstats").get("cmdstat_set", {}).get("calls", 0))

@@ -77,8 +77,7 @@ class MemoryBatchStore(MemoryStore):
 
     def silence(self, model: str) -> None:
         """Take the token of the bell, as another worker may."""
-        with self.lock:
-            self._bell(model).rung = False
+        self.bells.silence(model)
 
     def ring(self, model: str) -> None:
         with self.changed:

@@ -1,4 +1,4 @@
-"""What a refused request leaves of its large input: nothing, in Redis and in shared memory; the scenario is the worker.
+"""A refused request leaves of its large input nothing, in Redis and in shared memory; the scenario is the worker.
 
 Refusals that are known before are told before anything is written.
 """
@@ -50,7 +50,7 @@ WAYS: tuple[dict[str, Any], ...] = ({}, POLLED)
 
 
 class Writes:
-    """What a client writes for payloads."""
+    """Records what a client writes for payloads."""
 
     def __init__(self, client: AnyClient) -> None:
         self.count = 0

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -27,7 +25,6 @@ from config.settings import Settings
 from config.shards import open_places
 from config.tracked_line import TrackedLine
 from tests.clusters import Clustered, Mover
-from tests.fakes.tls import Authority, TlsProxy
 from tests.waiting import PATIENCE_S, wait_until
 
 TAG = "{s3}"
@@ -272,64 +269,6 @@ def test_a_bell_that_waits_while_its_slot_moves_rings_on_the_new_node(nodes: Clu
     assert rung[-1] == key
     assert {*errors} <= {Meaning.ANEW}
     bell.close()
-
-
-def test_addresses_are_those_that_nodes_announce_also_over_tls(tmp_path: Path) -> None:
-    """As behind NAT: the ports that the nodes listen on are not those that clients may use."""
-    authority, nodes = Authority(tmp_path), Clustered()
-    proxies: list[TlsProxy] = []
-    try:
-        nodes.start()
-        for number, port in enumerate(nodes.ports):
-            proxy = TlsProxy(port, *authority.certificate("localhost"))
-            proxy.start()
-            proxies.append(proxy)
-            for name, value in (
-                ("announce-port", proxy.port),
-                ("announce-hostname", "localhost"),
-                ("preferred-endpoint-type", "hostname"),
-            ):
-                nodes.ask(number, "CONFIG", "SET", f"cluster-{name}", value)
-        announced = {proxy.port for proxy in proxies}
-        seed = f"rediss+cluster://:{nodes.PASSWORD}@localhost:{proxies[0].port}?ssl_ca_certs={authority.ca}"
-        named = cluster_of(seed)
-        assert named is not None
-        slots = slots_of(named)
-
-        def all_known() -> bool:
-            slots.ask()
-            return {*slots._nodes} == {("localhost", port) for port in announced}
-
-        wait_until(all_known, what="the nodes have told each other")
-        used = set()
-        for tag in ("{s0}", "{s2}", "{s3}"):
-            with connect(seed, shard_tag=tag) as client:
-                client.set(f"a{tag}", tag)
-                connection = client.connection_pool.get_connection()
-                used.add(connection.port)
-                client.connection_pool.release(connection)
-        assert used == announced
-        with connect(seed.partition("?")[0], shard_tag=TAG) as client, pytest.raises(RedisError, match="no node"):
-            client.ping()
-    finally:
-        for proxy in proxies:
-            proxy.stop()
-        nodes.stop()
-
-
-def test_nodes_have_addresses_of_ipv6(tmp_path: Path) -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    nodes = Clustered(host="::1")
-    try:
-        with connect(nodes.start().url.rpartition(",")[0], shard_tag=TAG) as client:
-            client.set(f"a{TAG}", 1)
-            nodes.move(TAG, (nodes.owner(TAG) + 1) % 3)
-            assert client.get(f"a{TAG}") == b"1"
-    finally:
-        nodes.stop()
 
 
 def test_a_forked_process_has_connections_and_a_watch_of_its_own(nodes: Clustered, redis: Redis) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,10 +24,13 @@ def _long_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 class Starting(ScriptedExecutor):
     """Is ready or not, as the test says."""
 
-    is_ready = True
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready = threading.Event()
+        self.ready.set()
 
     def wait_ready(self, timeout_s: float) -> bool:
-        return self.is_ready or bool(time.sleep(0.01))
+        return self.ready.wait(0.01)
 
 
 class Waiting:
@@ -129,7 +132,7 @@ def test_what_was_claimed_without_a_reply_is_not_kept_while_nothing_can_be_run(m
             if why == "held":
                 rig.loop.gate.hold()
             else:
-                executor.is_ready = False
+                executor.ready.clear()
             raise RedisConnectionError("away")
 
     rig.store.after = away
@@ -137,7 +140,7 @@ def test_what_was_claimed_without_a_reply_is_not_kept_while_nothing_can_be_run(m
     rig.until(lambda: not left and not rig.store.leases and rig.waiting == 1)
     rig.until(lambda: not rig.loop.held)
     assert rig.executor_inputs() == ["first"]
-    executor.is_ready = True
+    executor.ready.set()
     rig.loop.gate.release()
     rig.settled("a")
     assert rig.witness.tries("a") == [(1, 0)], "no attempt is counted"

@@ -17,7 +17,7 @@ from batching.claim.payloads import Payloads
 from batching.request import Done, Failed, Ok, Request, Work
 from config.tiers import Tier
 from tasks.protocol.outputs import with_output
-from tasks.protocol.results import BytesReply, decode_reply
+from tasks.protocol.results import BytesReply, Reply, decode_reply
 from tests.fakes.blobs import MemoryBlobs
 from tests.fakes.claim_rig import Rig, ScriptedExecutor, done
 from tests.fakes.messages import celery_message, our_message
@@ -276,13 +276,7 @@ def test_it_tells_what_reading_took() -> None:
 
 
 def test_a_large_output_lies_aside_until_its_result_is_gone(make: Make) -> None:
-    rig = make()
-    rig.executor.answer = large_output
-    rig.put(ONE)
-    rig.start()
-    (reply,) = rig.settled(ONE)
-    ref = read_reference(bytes(reply.result))
-    assert ref is not None
+    rig, _, ref = laid_aside(make, large_output)
     assert ref.id.startswith(f"{ONE}.")
     assert rig.blobs.get(ref) == b'"%s"' % (b"y" * 200)
     left_s = rig.blobs.ends_in_s(ref.id)
@@ -317,18 +311,24 @@ PICTURE = bytes(range(256)) * 200
 AS_TEXT = b'"%b"' % base64.b64encode(PICTURE)
 
 
-def picture(work: Work) -> Done:
-    return done(work, [Ok(PICTURE, b'"output_type":"bytes"', raw=True) for _ in work.inputs])
-
-
-def test_a_large_output_that_is_bytes_lies_aside_as_it_is(make: Make) -> None:
+def laid_aside(make: Make, answer: Callable[[Work], Done]) -> tuple[BlobRig, Reply, BlobRef]:
+    """A request that was answered so, its result, and the reference to its output there."""
     rig = make()
-    rig.executor.answer = picture
+    rig.executor.answer = answer
     rig.put(ONE)
     rig.start()
     (reply,) = rig.settled(ONE)
     ref = read_reference(bytes(reply.result))
     assert ref is not None
+    return rig, reply, ref
+
+
+def picture(work: Work) -> Done:
+    return done(work, [Ok(PICTURE, b'"output_type":"bytes"', raw=True) for _ in work.inputs])
+
+
+def test_a_large_output_that_is_bytes_lies_aside_as_it_is(make: Make) -> None:
+    rig, reply, ref = laid_aside(make, picture)
     assert (ref.form, rig.blobs.get(ref)) == ("bytes", PICTURE)
     for as_bytes in (False, True):
         found = with_output(reply, rig.blobs, as_bytes=as_bytes)

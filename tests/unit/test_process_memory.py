@@ -1,4 +1,4 @@
-"""What a process keeps of the memory that it has freed."""
+"""The memory that a process keeps of what it has freed."""
 
 from __future__ import annotations
 

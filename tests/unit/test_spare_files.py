@@ -88,7 +88,7 @@ def test_small_ones_are_deleted(files: LocalFiles) -> None:
 
 
 def held_by(payload: LocalPayload, how: str) -> Any:
-    """What an executor has of a payload, as it comes to it; the worker's own is closed."""
+    """The open payload of an executor, as it comes to it; the worker's own is closed."""
     number, opened = os.dup(payload.descriptor), Opened(1, PAYLOAD_AT + len(payload), kept=False)
     (value,) = MappedSegments().take([Place(0, 1, PAYLOAD_AT, len(payload))], [opened], [number])
     if how == "array":

@@ -294,7 +294,7 @@ class FrameReader:
 
     @property
     def part_bytes(self) -> int:
-        """What has been read of a message that is not whole yet."""
+        """The bytes that have been read of a message that is not whole yet."""
         return len(self._buffer)
 
     def _fill(self, sock: socket.socket, flags: int) -> None:

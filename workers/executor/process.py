@@ -219,7 +219,7 @@ class ChildProcess:
 
     @property
     def part_bytes(self) -> int:
-        """What has been read of a message that is not whole yet."""
+        """The bytes that have been read of a message that is not whole yet."""
         return self._reader.part_bytes
 
     @property
