@@ -95,8 +95,7 @@ class ProcessExecutor:
         self._stop_at: float | None = None
         self._stop = Wake()
         self._thread: threading.Thread | None = None
-        # Whether stages of its model run beside those of other batches.
-        self.overlaps = False
+        self.overlaps = False  # True if stages of its model run beside those of other batches.
         self._version, self.starts, self.batches, self.busy_s = "", 0, 0, 0.0
         # False while it shall have no process (`workers.executor.on_demand`).
         self._wanted = True
@@ -117,7 +116,7 @@ class ProcessExecutor:
 
     @property
     def restarts(self) -> int:
-        """After deaths and after failed starts."""
+        """The number of restarts, after deaths and after failed starts."""
         return max(0, self.starts - 1)
 
     @property
@@ -146,7 +145,8 @@ class ProcessExecutor:
         return self._state is _READY
 
     def send(self, work: Work) -> None:
-        """Send a batch. Blocks only while the child is stopped, or its model lets none of its other threads run.
+        """Send a batch. Blocks while the child does not read and the buffer is full: it is stopped, its model lets no
+        other thread run, or a batch takes unexpectedly long.
 
         Raises:
             ExecutorGone: no living child could take it.
