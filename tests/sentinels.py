@@ -102,8 +102,13 @@ class Watched:
 
     @property
     def primary(self) -> int:
-        """The port that the first sentinel names."""
-        return int(self.ask(self.sentinel_ports[0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)[1])
+        """The port that the sentinels name which have heard of the latest failover: one tells the others of it."""
+        return max(map(self._named_by, self.sentinel_ports))[1]
+
+    def _named_by(self, sentinel: int) -> tuple[int, int]:
+        """The number of the failover that this sentinel has heard of, and the port of the primary that it made."""
+        about = self._about_primary(sentinel)
+        return int(about["config-epoch"]), int(about["port"])
 
     @property
     def other(self) -> int:
@@ -119,27 +124,26 @@ class Watched:
 
     def _all_know(self) -> bool:
         def seen(port: int) -> bool:
-            about = self.ask(port, "SENTINEL", "MASTER", NAME)
-            # Parsed by redis-py, or as pairs.
-            pairs = about if isinstance(about, dict) else dict(zip(about[::2], about[1::2], strict=True))
-            plain = {_text(name): _text(value) for name, value in pairs.items()}
+            about = self._about_primary(port)
             return (
-                int(plain["num-slaves"]) == 1
-                and int(plain["num-other-sentinels"]) == len(self.sentinel_ports) - 1
-                and "down" not in str(plain["flags"])
+                int(about["num-slaves"]) == 1
+                and int(about["num-other-sentinels"]) == len(self.sentinel_ports) - 1
+                and "down" not in about["flags"]
                 and self._could_be_promoted(port)
                 and self._is_awake(port)
             )
 
         with suppress(RedisError):
-            return all(map(seen, self.sentinel_ports))
+            named = {self._named_by(port) for port in self.sentinel_ports}
+            return len(named) == 1 and all(map(seen, self.sentinel_ports))
         return False
 
+    def _about_primary(self, sentinel: int) -> dict[str, str]:
+        return _plain(self.ask(sentinel, "SENTINEL", "MASTER", NAME))
+
     def _could_be_promoted(self, port: int) -> bool:
-        (about,) = self.ask(port, "SENTINEL", "REPLICAS", NAME)
-        pairs = about if isinstance(about, dict) else dict(zip(about[::2], about[1::2], strict=True))
-        plain = {_text(name): _text(value) for name, value in pairs.items()}
-        return plain["master-link-status"] == "ok" and "down" not in plain["flags"]
+        (about,) = map(_plain, self.ask(port, "SENTINEL", "REPLICAS", NAME))
+        return about["master-link-status"] == "ok" and "down" not in about["flags"]
 
     def stalls(self) -> int:
         """The number of times that a sentinel found its machine, or its clock, standing still (TILT). For 30 s it then
@@ -180,6 +184,12 @@ class Watched:
         for process in self.processes.values():
             process.wait()
         self._folder.cleanup()
+
+
+def _plain(about: Any) -> dict[str, str]:
+    """A sentinel's answer, parsed by redis-py or as pairs."""
+    pairs = about if isinstance(about, dict) else dict(zip(about[::2], about[1::2], strict=True))
+    return {_text(name): _text(value) for name, value in pairs.items()}
 
 
 def _text(value: Any) -> str:

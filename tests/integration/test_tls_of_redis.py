@@ -59,10 +59,10 @@ def test_a_stack_goes_on_when_its_primary_is_killed(watched: Watched, tls: Tls, 
         stack.start(*OPTIONS, redis_url=watched.url, **tls.settings, **HELD)
         with connected(stack.port) as api:
             assert answers(api, 0)
-            lost = watched.primary
+            lost, kept = watched.primary, watched.other
             watched.kill(lost)
             assert answers(api, 1)
-            assert watched.primary != lost
+            assert watched.primary == kept
         watched.run(lost)
         assert stack.all_run()
         stack.stop()
