@@ -43,11 +43,6 @@ class Waiting(msgspec.Struct, frozen=True):
         """The places that are not in the sums, each with its error."""
         return {each.name: each.error for each in self.shards if each.error}
 
-    @property
-    def without_workers(self) -> list[str]:
-        """The shards that answer, and in which no worker beats."""
-        return [each.name for each in self.shards if not each.error and not each.workers]
-
 
 class QueueReader:
     """Each call takes two round trips to every server: meant for pages and commands, not for requests."""

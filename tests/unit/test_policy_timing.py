@@ -60,20 +60,13 @@ def test_follows_a_device_that_has_become_another(
     assert near(time, after, 0.15)
 
 
-@given(line=lines, seed=seeds, wrong=st.floats(0.3, 3))
-def test_a_warm_start_gives_way(line: tuple[float, float], seed: int, wrong: float) -> None:
-    warm = BatchTime.warm(line[0] * wrong, line[1] * wrong, MAX)
-    assert near(warm, (line[0] * wrong, line[1] * wrong), 1e-9)
-    assert near(observe(warm, line, 100, seed), line, 0.1)
-
-
 def test_the_first_slow_batches_are_forgotten_at_once() -> None:
     time = BatchTime().observe(8, 3.0).observe(8, 0.05)
     assert time.predict(8) == pytest.approx(0.05)
 
 
-@given(size=st.integers(1, MAX), seconds=st.floats(0.001, 1), warm=lines)
-def test_one_size_alone_leaves_the_slope_as_it_was(size: int, seconds: float, warm: tuple[float, float]) -> None:
+@given(size=st.integers(1, MAX), seconds=st.floats(0.001, 1))
+def test_one_size_alone_leaves_the_slope_as_it_was(size: int, seconds: float) -> None:
     time = BatchTime()
     for _ in range(50):
         time = time.observe(size, seconds)

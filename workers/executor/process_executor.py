@@ -99,7 +99,6 @@ class ProcessExecutor:
         self._version, self.starts, self.batches, self.busy_s = "", 0, 0, 0.0
         # False while it shall have no process (`workers.executor.on_demand`).
         self._wanted = True
-        self.last_error: str | None = None
 
     @property
     def state(self) -> ExecutorState:
@@ -259,7 +258,7 @@ class ProcessExecutor:
         # Logged once; the state keeps showing it.
         level = logging.DEBUG if error == self._error else logging.ERROR
         logger.log(level, "%s: the executor did not start; %s: %s", self.name, again, error.rstrip())
-        self._error = self.last_error = error
+        self._error = error
         self._become(ExecutorState.FAILED)
 
     def _serve(self, child: ChildProcess, model: ModelSettings) -> None:
@@ -343,7 +342,6 @@ class ProcessExecutor:
         if replaced and not left:
             logger.info("%s: %s; %s", self.name, "replaced" if self._wanted else "unloaded", told)
         elif left or self._stop_at is None:
-            self.last_error = told
             logger.error("%s: the executor ended with %d batches in hand: %s", self.name, len(left), told)
             self._answers.put(death.lost(left, reached=fault is None or fault.is_inside, overlap=both))
 
@@ -360,12 +358,9 @@ class ProcessExecutor:
                 self._supervisor.set()
             self.batches += 1
             self.busy_s += message.compute_s
-            kinds = set(map(type, message.outcomes))
-            if kinds - {Failed}:
+            if set(map(type, message.outcomes)) - {Failed}:
                 self._backoff_s = FIRST_BACKOFF_S
                 self._patience = Patience()
-            if Failed in kinds:
-                self.last_error = next(each.message for each in message.outcomes if isinstance(each, Failed))
             self._answers.add(message)
         elif isinstance(message, Passing) and self._handed:
             self._handed.touch(now)

@@ -27,7 +27,6 @@ _ANY_SIZE = 1 << 30
 _LEAST_SPREAD = 0.01
 # No clock here tells shorter times apart: batches may even take none.
 _LEAST_S = 1e-9
-_WARM_WEIGHT = 1.0
 
 
 class BatchTime(NamedTuple):
@@ -46,12 +45,6 @@ class BatchTime(NamedTuple):
     cov: float = 0.0
     above: float = 0.0
     below: float = 0.0
-
-    @classmethod
-    def warm(cls, a_s: float, b_s: float, max_batch_size: int) -> BatchTime:
-        """A line from an earlier run, or a guess. It has the weight of two batches, and gives way as soon."""
-        half = max_batch_size / 2
-        return cls(a_s, b_s, 0.0, _WARM_WEIGHT, half, a_s + b_s * half, half * half / 3, b_s * half * half / 3)
 
     @property
     def known(self) -> bool:
