@@ -48,13 +48,16 @@ options = { batch_ms = 500, item_ms = 0 }
 max_batch_size = 1
 max_queue_depth = 2
 
+# What other policies have learnt says when a batch is claimed ahead of its time, and what is behind a gate must not be.
 [models.moody]
 source = "tests.models:Moody"
+policy = "idle"
 timeout_ms = 120000
 
 # Each worker counts for itself.
 [models.counting]
 source = "tests.models:Counting"
+policy = "idle"
 timeout_ms = 120000
 cache = true
 

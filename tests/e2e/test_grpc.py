@@ -210,10 +210,10 @@ def test_what_a_client_cancels_while_it_waits_is_not_computed(
     gate.occupy()
     call = channel.start("moody", texts("mine"), x_request_id="left-early")
     wait_until(lambda: api.get("/internal/requests/left-early").status == 200, what="it is queued")
-    assert api.get("/internal/requests/left-early").json["status"] == "queued"
-    cancelled = store.zcard("bunch:cancelled")
+    life = api.get("/internal/requests/left-early").json
+    assert life["status"] == "queued"
     call.cancel()
-    wait_until(lambda: store.zcard("bunch:cancelled") > cancelled, what="it is noticed")
+    wait_until(lambda: store.zscore("bunch:cancelled", life["task_id"]), what="it is noticed")
     gate.open()
     life = wait_until(lambda: ended(api, "left-early"), what="it has ended")
     assert life["error"]["error"] == "CANCELLED"

@@ -90,10 +90,13 @@ def test_the_outcome_is_there_after_the_first_connection_broke(api: Api, stack: 
         connection.close()
         # Long enough for a hang-up to be noticed: another caller's, who gave no key, is.
         gone = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=30)
-        gone.request("POST", "/v1/inference", json.dumps(body), {"Content-Type": "application/json"})
+        name = f"gone-{key}"
+        headers = {"Content-Type": "application/json", "X-Request-Id": name}
+        gone.request("POST", "/v1/inference", json.dumps(body), headers)
         wait_until(lambda: redis.llen("bunch.moody.paid") == 2, what="the other is queued")
+        task_id = api.get(f"/internal/requests/{name}").json["task_id"]
         gone.close()
-        wait_until(lambda: redis.zcard("bunch:cancelled"), what="the other's hang-up is noticed")
+        wait_until(lambda: redis.zscore("bunch:cancelled", task_id), what="the other's hang-up is noticed")
     gate.open()
     again = api.post("/v1/inference", body, Idempotency_Key=key)
     assert (again.status, again.json["output"]["echo"]) == (200, {"first": key})

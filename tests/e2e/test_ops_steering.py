@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from tasks.fleet.desired_state import DesiredState
 from tasks.fleet.registry_reader import Fleet
 from tests.e2e.client import Api
-from tests.e2e.stack import Stack
 from tests.e2e.test_ops import act, events
 from tests.waiting import wait_until
 
@@ -52,14 +52,14 @@ def put_right(api: Api) -> Iterator[None]:
             done(api, "resume", worker=node)
 
 
-def test_a_tier_is_paused_and_resumed(well: Api, stack: Stack) -> None:
+def test_a_tier_is_paused_and_resumed(well: Api, store: Redis) -> None:
     api = well
     with put_right(api):
         said = will(api, "pause", model="moody", tier="free")
         assert "2 workers (" in said
         assert all(node in said for node in nodes(api))
         assert "Nothing waits now" in said
-        assert DesiredState(stack.redis()).read(["moody"])["moody"].paused == frozenset()
+        assert DesiredState(store).read(["moody"])["moody"].paused == frozenset()
 
         assert "moody.free is paused; 2 workers of 2 applied it at once" in done(
             api, "pause", model="moody", tier="free"
@@ -86,13 +86,13 @@ def test_a_tier_is_paused_and_resumed(well: Api, stack: Stack) -> None:
         assert "is not paused: nothing will change" in will(api, "resume", model="moody")
 
 
-def test_a_worker_is_drained_and_resumed(well: Api, stack: Stack) -> None:
+def test_a_worker_is_drained_and_resumed(well: Api, store: Redis) -> None:
     api = well
     with put_right(api):
         first, second = nodes(api)
 
         def states() -> dict[str, str]:
-            return {row.node: row.state for row in Fleet(stack.redis()).workers()}
+            return {row.node: row.state for row in Fleet(store).workers()}
 
         said = will(api, "drain", worker=first)
         assert said.startswith(f"{first} will claim no more requests")
@@ -110,12 +110,12 @@ def test_a_worker_is_drained_and_resumed(well: Api, stack: Stack) -> None:
         wait_until(lambda: states() == {first: "running", second: "running"}, what="both claim")
 
 
-def test_a_model_is_tuned_and_goes_back_to_its_file(well: Api, stack: Stack) -> None:
+def test_a_model_is_tuned_and_goes_back_to_its_file(well: Api, store: Redis) -> None:
     api = well
     try:
         said = will(api, "tune", model="moody", changes={"policy": "fixed", "max_batch_size": "7"})
-        assert "policy adaptive → fixed; max_batch_size 64 → 7. 2 workers (" in said
-        assert DesiredState(stack.redis()).read(["moody"])["moody"].tuned == {}
+        assert "policy idle → fixed; max_batch_size 64 → 7. 2 workers (" in said
+        assert DesiredState(store).read(["moody"])["moody"].tuned == {}
 
         assert "moody is tuned; 2 workers of 2 applied it at once" in done(
             api, "tune", model="moody", changes={"policy": "fixed", "max_batch_size": "7"}
@@ -132,7 +132,7 @@ def test_a_model_is_tuned_and_goes_back_to_its_file(well: Api, stack: Stack) -> 
         assert "max_batch_size 7 → 64" in will(api, "tune", model="moody", changes={"max_batch_size": ""})
     finally:
         done(api, "tune", model="moody", changes={"policy": "", "max_batch_size": ""})
-    assert DesiredState(stack.redis()).read(["moody"])["moody"].tuned == {}
+    assert DesiredState(store).read(["moody"])["moody"].tuned == {}
 
 
 @pytest.mark.parametrize(
