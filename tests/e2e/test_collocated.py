@@ -12,6 +12,7 @@ from config.tiers import Tier
 from tasks.fleet.desired_state import DesiredState
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import Stack
+from tests.integration.celery_harness import close_client, plain_client
 from tests.waiting import PATIENCE_S, wait_until
 
 MODELS = """\
@@ -212,13 +213,15 @@ def test_the_same_request_runs_once(inside: Api) -> None:
     assert kept.json["output"] == together[0].json["output"]
 
 
-def test_the_death_of_an_executor_loses_nothing(own: Stack, inside: Api) -> None:
+def test_the_death_of_an_executor_loses_nothing(own: Stack, inside: Api, tmp_path: Path) -> None:
+    path = tmp_path / "go"
     # Of the highest tier: the others may be refused while nothing is served.
-    inputs = [{"n": number, "sleep": 0.02} for number in range(60)]
+    inputs = [{"n": number, "hold": str(path)} for number in range(60)]
     asked = [inside.aside("/v1/inference", {"input": each, "model": "moody"}, X_Tier="enterprise") for each in inputs]
     (frontend,) = own.frontends()
     wait_until(lambda: sum(depths(inside, "moody").values()) > 0, what="requests wait")
     executor_of(frontend, "moody").kill()
+    path.touch()
     answers = [each.result() for each in asked]
     assert [each.json for each in answers if each.status != 200] == []
     assert [each.json["output"]["echo"]["n"] for each in answers] == list(range(60))
@@ -229,13 +232,11 @@ def executor_of(frontend: psutil.Process, model: str) -> psutil.Process:
 
 
 def test_a_plain_celery_client_is_refused_and_told_why(own: Stack) -> None:
-    from celery import Celery
-
-    app = Celery(broker=own.redis_url, backend=own.redis_url)
-    with app:
-        sent = app.send_task("bunch.infer", ["x"], queue="bunch.echo.paid")
-        with pytest.raises(Exception, match="collocated"):
-            sent.get(timeout=30)
+    app = plain_client(own.redis_url)
+    sent = app.send_task("bunch.infer", ["x"], queue="bunch.echo.paid")
+    with pytest.raises(Exception, match="collocated"):
+        sent.get(timeout=PATIENCE_S)
+    close_client(app)
 
 
 def test_a_pause_holds_and_the_history_is_kept(own: Stack, inside: Api) -> None:
@@ -260,11 +261,13 @@ def test_a_stop_finishes_or_keeps_what_was_accepted(own: Stack, tmp_path: Path) 
         assert api.outcome(done)["status"] == "SUCCESS"
         hold(api, "narrow", path)
         left = api.later({"n": 1}, "narrow")
-        open_call = api.soon({"n": 2, "sleep": 0.5}, "moody")
+        last = tmp_path / "last"
+        open_call = api.soon({"n": 2, "hold": str(last)}, "moody")
         # It waits until nobody can wait any longer: what is polled for must still be saved.
         vain_call = api.soon({"n": 3}, "narrow")
         wait_until(lambda: api.get("/healthz").json["waiting"] == 2, what="the calls wait")
         own.terminate()
+        last.touch()
         assert open_call.result().json["output"]["echo"]["n"] == 2
         assert vain_call.result().error == "SHUTTING_DOWN"
     assert own.process.wait(PATIENCE_S) == 0

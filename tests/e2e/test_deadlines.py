@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.client import Api
 from tests.e2e.gate import Gate
+from tests.e2e.stack import PATIENT
 from tests.waiting import wait_until
 
 
@@ -22,7 +23,8 @@ def test_a_model_slower_than_the_callers_time(api: Api, gate: Gate, by: str) -> 
     gate.open()
 
     assert (answer.status, answer.error) == (504, "DEADLINE_EXCEEDED")
-    assert 0.6 <= took_s < 8
+    # Its own time, not the server's; and the model cannot have answered.
+    assert 0.6 <= took_s < PATIENT["request_timeout_ms"] / 1000
     # The executor was at work on something else; it is not harmed.
     assert api.infer("next", "moody").status == 200
 
@@ -32,8 +34,10 @@ def test_the_body_goes_before_the_header(api: Api) -> None:
     assert api.post("/v1/inference", body, X_Timeout_Ms="1").status == 200
 
 
-def test_late_answers_are_found_by_the_id_in_the_error(api: Api) -> None:
-    late = api.infer({"sleep": 2.5, "n": 1}, "moody", timeout_ms=1500)
+def test_late_answers_are_found_by_the_id_in_the_error(api: Api, gate: Gate) -> None:
+    # Time enough to be claimed on a machine that stands still.
+    late = api.infer({**gate.wish, "n": 1}, "moody", timeout_ms=4000)
+    gate.open()
     assert late.error == "DEADLINE_EXCEEDED"
     request_id = late.json["request_id"]
 

@@ -52,11 +52,11 @@ input_type = "arrow"
 [models.drawn]
 source = "tests.byte_models:Drawn"
 
+# Whatever waits is one batch.
 [models.sums]
 source = "tests.byte_models:Sums"
 input_type = "arrow"
-policy = "fixed"
-max_wait_ms = 300
+policy = "idle"
 
 [models.echo]
 source = "workers.models.echo:Echo"

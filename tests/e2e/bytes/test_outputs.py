@@ -135,10 +135,11 @@ def test_one_table_for_the_whole_batch(api: Api) -> None:
     tables = [pa.table({"a": list(range(n)), "b": [n] * n}) for n in range(4)]
     tables.append(pa.table({"b": [1.5], "a": [2.5]}))
     wrapped = [{"$base64": base64.b64encode(stream(each)).decode()} for each in tables]
-    answers = api.all(wrapped, "sums")
+    # They are queued together.
+    results = api.post("/v1/inference/bulk", {"inputs": wrapped, "model": "sums"}).json["results"]
     expected = [{"sum": [each + n for each in range(n)]} for n in range(4)] + [{"sum": [4.0]}]
-    assert [output(each) for each in answers] == expected
-    assert max(each.json["metadata"]["batch_size"] for each in answers) == len(tables)
+    assert [each["output"] for each in results] == expected
+    assert len({api.get(f"/internal/requests/{each['task_id']}").json["batch_id"] for each in results}) == 1
 
 
 def test_one_table_gives_its_rows_in_arrow_too(api: Api) -> None:
