@@ -176,9 +176,9 @@ def test_log_injection_and_secrets_in_logs(fort: Fort) -> None:
     fort.call("GET", "/v1/result/a%0A" + forged.replace(" ", "%20"), None, alice)
     fort.call("GET", "/a%0A" + forged.replace(" ", "%20"), None, bearer(f"x{forged}"))
     fort.raw(b"GET /\x0b" + forged.encode() + b" HTTP/1.1\r\nHost: x\r\n\r\n")
-    logged = fort.logged()
     # What the model said is there, though on no line of its own.
-    assert "CRITICAL webapp: forged" in logged
+    wait_until(lambda: "CRITICAL webapp: forged" in fort.logged(), what="the failures are logged")
+    logged = fort.logged()
     assert not any(line.startswith(forged) for line in logged.splitlines())
     assert "\x1b[2J" not in logged
     for name, secret in {**fort.secrets, "jwt": issuer.SECRET, "ben": NEXT_TOKEN}.items():

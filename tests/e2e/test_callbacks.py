@@ -52,12 +52,12 @@ def test_results_are_pushed_as_they_are_read_and_signed(api: Api, receiver: Rece
         is_genuine(CALLBACK_SECRET, each.headers["bunch-signature"], each.body, time.time()) for each in receiver.sent
     )
     assert len(receiver.sent) == len(answers)
-    metrics = wait_until(
-        lambda: (
-            text if 'bunch_callbacks_total{outcome="delivered"}' in (text := api.get("/metrics").body.decode()) else ""
-        )
-    )
-    assert "bunch_callbacks_owed 0" in metrics
+
+    def all_paid() -> bool:
+        metrics = api.get("/metrics").body.decode()
+        return 'bunch_callbacks_total{outcome="delivered"}' in metrics and "bunch_callbacks_owed 0" in metrics
+
+    wait_until(all_paid, what="it is counted, and nothing is owed any more")
 
 
 def test_the_url_may_stand_in_a_header(api: Api, receiver: Receiver) -> None:

@@ -164,7 +164,7 @@ def knock(stack: Stack, grpc_port: int, api: Api) -> Iterator[Knocker]:
 
     wait_until(serves_grpc, what="gRPC is served")
     # Counts come once a second: this one must not be among those of a test.
-    wait_until(lambda: Scrape(api).total("bunch_requests_total", door="grpc") == 1, what="it is counted")
+    wait_until(lambda: Scrape(api).total("bunch_requests_total", door="grpc", code="OK") == 1, what="it is counted")
     yield each
     each.close()
 

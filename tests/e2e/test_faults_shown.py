@@ -67,7 +67,7 @@ def test_the_size_that_memory_had_room_for(stack: Stack, api: Api) -> None:
 
 
 def test_an_open_breaker(stack: Stack, api: Api) -> None:
-    assert api.get("/internal/health").json["breakers"][MODEL] == "closed"
+    told(lambda: api.get("/internal/health").json["breakers"][MODEL] == "closed", "it is closed")
     assert gauge(api, "bunch_breaker_state") == 0
 
     def fail() -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from cli.supervisor.ports import free_port
 from tasks.fleet.registry_reader import ExecutorRow, Fleet
 from tests.e2e.client import Api, connected
 from tests.e2e.stack import PATIENT, Stack
@@ -45,9 +45,7 @@ devices = ["GPU-aaaa", "cpu"]
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     live = DoublingApi()
     live.start()
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        dead = unused.getsockname()[1]
-    stack = Stack(tmp_path_factory.mktemp("placed"), MODELS.format(live=live.server_port, dead=dead))
+    stack = Stack(tmp_path_factory.mktemp("placed"), MODELS.format(live=live.server_port, dead=free_port()))
     try:
         yield stack.start("--web-workers=1", "--no-flower", admission="off", **PATIENT)
         stack.stop()
@@ -143,7 +141,13 @@ def test_a_replica_that_is_away_costs_no_request_and_its_breaker_alone_opens(own
 
 
 def test_a_worker_that_is_killed_takes_nothing_of_the_other_pool_with_it(own: Stack, api: Api) -> None:
-    others = {each.pid for each in executors(own, "c")} | {worker(own, "slow-1")}
+
+    def of_the_other_pool() -> set[int | None]:
+        # None while a heartbeat is late.
+        found = wait_until(lambda: len(rows := executors(own, "c")) == 2 and rows, what="both executors are shown")
+        return {each.pid for each in found or ()} | {worker(own, "slow-1")}
+
+    others = of_the_other_pool()
     killed = worker(own, "fast-1")
     assert killed
     with ThreadPoolExecutor(4) as pool:
@@ -153,4 +157,4 @@ def test_a_worker_that_is_killed_takes_nothing_of_the_other_pool_with_it(own: St
     wait_until(lambda: worker(own, "fast-1") not in {killed, None}, what="a new worker")
     wait_until(lambda: len(executors(own, "a")) == 2, what="its executors")
     assert api.infer(1, model="a").status == 200
-    assert {each.pid for each in executors(own, "c")} | {worker(own, "slow-1")} == others
+    assert of_the_other_pool() == others

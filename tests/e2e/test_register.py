@@ -14,19 +14,27 @@ def test_every_role_is_there_with_what_it_uses(api: Api, stack: Stack) -> None:
     def listed() -> list[dict[str, object]]:
         return list(json.loads(stack.manage("workers", "--all", "--json").stdout))
 
-    wait_until(lambda: {row["role"] for row in listed()} >= {"web", "worker", "ops"}, what="all have reported")
+    def all_have_reported() -> bool:
+        rows = listed()
+        by_role = {role: [row for row in rows if row["role"] == role] for role in ("web", "worker", "ops")}
+        workers = json.loads(stack.manage("workers", "--json").stdout)
+        return (
+            {row["pid"] for row in by_role["web"]} == {each.pid for each in stack.frontends()}
+            and {row["name"] for row in by_role["worker"]} == {row["node"] for row in workers}
+            and len(by_role["ops"]) == 1
+        )
+
+    wait_until(all_have_reported, what="all have reported, and nobody else")
     rows = listed()
-    assert {row["pid"] for row in rows if row["role"] == "web"} == {each.pid for each in stack.frontends()}
-    assert {row["name"] for row in rows if row["role"] == "worker"} == {
-        row["node"] for row in json.loads(stack.manage("workers", "--json").stdout)
-    }
     assert len({json.dumps(row["models"]) for row in rows}) == 1
     people = stack.manage("workers", "--all").stdout
     assert "ops" in people
     assert "configured differently" not in people
+    roles = ("web", "worker", "ops", "executor")
+    wait_until(
+        lambda: all(f'role="{role}"' in api.get("/metrics").body.decode() for role in roles), what="all are measured"
+    )
     text = api.get("/metrics").body.decode()
-    for role in ("web", "worker", "ops", "executor"):
-        assert f'role="{role}"' in text, role
     for name in ("redis_memory_used_bytes", "process_cpu_seconds_total", "process_open_fds", "build_info"):
         assert f"bunch_{name}" in text, name
     workers = json.loads(stack.manage("workers", "--json").stdout)

@@ -63,7 +63,7 @@ def lose_primaries(stack: Stack) -> None:
         with connected(stack.port) as api:
             with stack.redis() as redis:
                 assert redis.get("written") == b"by then"
-            assert api.result(accepted)["output"] == "before"
+            assert api.outcome(accepted)["output"] == "before"
             old = kill(stack, "valkey-2")
             assert api.infer("again").json["output"] == "again"
             # Until the old primary is a replica nobody is left who could confirm a result.
@@ -73,7 +73,7 @@ def lose_primaries(stack: Stack) -> None:
                 wait_until(lambda: redis.execute_command("ROLE")[2], what="and follows the new one")
                 assert redis.config_get("port")["port"] != old
                 assert redis.get("written") == b"by then"
-            assert api.result(accepted)["output"] == "before"
+            assert api.outcome(accepted)["output"] == "before"
             assert api.infer("after").json["output"] == "after"
         stack.stop()
     finally:

@@ -162,7 +162,9 @@ def test_a_caller_that_hangs_up_is_noticed(connect: Connect, caller: Caller) -> 
         before = total("cancelled_before_compute_total")
         with ThreadPoolExecutor(len(others)) as pool:
             first = [pool.submit(each.infer, "slow") for each in others]
-            wait_until(lambda: total("queue_depth") >= 1, what="the model is busy")
+            wait_until(
+                lambda: total("queue_depth") >= 1 or all(each.done() for each in first), what="the model is busy"
+            )
             caller.connection.request("POST", "/v1/inference", '{"model": "slow", "input": 2}',
                                       {"Content-Type": "application/json"})  # fmt: skip
             caller.connection.close()
@@ -215,9 +217,16 @@ def test_grpc_has_the_same_certificate(stack: Stack, authority: Authority) -> No
             health_pb2.HealthCheckRequest.SerializeToString,
             health_pb2.HealthCheckResponse.FromString,
         )
-        assert check(health_pb2.HealthCheckRequest(), timeout=60).status == 1
+
+        def is_serving() -> bool:
+            with contextlib.suppress(grpc.RpcError):
+                return bool(check(health_pb2.HealthCheckRequest(), timeout=60).status == 1)
+            return False
+
+        wait_until(is_serving, what="it serves")
 
 
 def test_the_commands_reach_it(stack: Stack) -> None:
     assert stack.url.startswith("https://")
-    assert stack.manage("health", "web", "--ready").returncode == 0
+    # Probes wait less than a second.
+    wait_until(lambda: stack.manage("health", "web", "--ready").returncode == 0, what="it is ready")

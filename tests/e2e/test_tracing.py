@@ -58,8 +58,9 @@ def traced(own: Stack) -> Iterator[Api]:
 
 def logged(stack: Stack, role: str) -> list[dict[str, Any]]:
     """Every line that a role and its children have written: all of them JSON."""
-    lines = (stack.state_dir / "log" / f"{role}.log").read_text().splitlines()
-    return [json.loads(line) for line in lines if line]
+    # The last line may still be written.
+    whole, _, _ = (stack.state_dir / "log" / f"{role}.log").read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines() if line]
 
 
 def spans_of(received: Collector, task_id: str) -> list[ReceivedSpan]:
@@ -74,9 +75,12 @@ def test_a_trace_goes_from_the_callers_span_through_the_batch_to_the_answer(trac
 
     def all_there() -> bool:
         batches = {each.attributes["bunch.batch_id"] for each in received.named("batch")}
-        return {batch_id, mine.json["metadata"]["batch_id"]} <= batches and len(
-            [each for each in received.spans if each.kind == SERVER and each.name == "POST /v1/inference"]
-        ) >= 5
+        requests = [each for document in documents for each in spans_of(received, document["task_id"])]
+        return (
+            {batch_id, mine.json["metadata"]["batch_id"]} <= batches
+            and len([each for each in received.spans if each.kind == SERVER and each.name == "POST /v1/inference"]) >= 5
+            and [any(each.name == "queue" for each in received.children(request)) for request in requests] == [True] * 4
+        )
 
     wait_until(all_there, what="the spans have come")
     assert received.paths == {"/v1/traces"}
