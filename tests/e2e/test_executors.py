@@ -76,7 +76,7 @@ def test_no_other_size_reaches_the_model_and_callers_see_their_own(api: Api) -> 
 
 def test_an_input_that_kills_the_process_in_a_stage_fails_alone(stack: Stack, api: Api) -> None:
     poison = {"in": "prepare", "do": "die"}
-    answers = api.all([*range(10), poison, *range(10, 40)], "stages", timeout_ms=10_000)
+    answers = api.all([*range(10), poison, *range(10, 40)], "stages")
     assert [each.status for each in answers] == [200] * 10 + [500] + [200] * 30
     assert answers[10].error == "INFERENCE_FAILED"
     assert [each.json["output"] for each in answers if each.status == 200] == [*range(10), *range(10, 40)]
@@ -87,7 +87,7 @@ def test_the_spare_serves_when_the_process_ends(stack: Stack, api: Api) -> None:
     wait_until(lambda: executor_of(stack, "spared")["spare_pid"], what="the spare is loaded")
     before = executor_of(stack, "spared")
     os.kill(before["pid"], signal.SIGKILL)
-    answer = api.infer("after", "spared", timeout_ms=10_000)
+    answer = api.infer("after", "spared")
     assert (answer.status, answer.json["output"]) == (200, "after")
     replaced = 'bunch_executor_replacements_total{model="spared",reason="exit"}'
     wait_until(lambda: metric(api, replaced) == 1, what="the replacement is counted")

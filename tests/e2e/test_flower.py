@@ -202,7 +202,7 @@ def test_it_is_true_and_bounded_under_load(stack: Stack, api: Api) -> None:
         wait_until(lambda: witness.kinds, what="the witness hears them too")
 
         before = psutil.Process(process.pid).memory_info().rss
-        began = time.monotonic()
+        shown_before, began = len(witness.kinds), time.monotonic()
         with Memory(process.pid) as memory:
             outcomes = send(api, REQUESTS)
         took_s = time.monotonic() - began
@@ -214,6 +214,7 @@ def test_it_is_true_and_bounded_under_load(stack: Stack, api: Api) -> None:
             return {each: task["state"] for each, task in page.tasks().items()} == dict(list(ended.items())[-KEPT:])
 
         wait_until(agree, what="Flower and the witness have the same tasks in the same states")
+        claimed_s = time.monotonic() - began
         assert len(page.tasks()) == KEPT
         assert witness.longest <= MAX_STRING
         failed = [kinds for kinds in witness.kinds.values() if kinds[-1] == "task-failed"]
@@ -223,7 +224,8 @@ def test_it_is_true_and_bounded_under_load(stack: Stack, api: Api) -> None:
             ("task-received", "task-started", "task-succeeded"),
             ("task-received", "task-started", "task-failed"),
         }
-        assert len(witness.kinds) < REQUESTS / 2 or REQUESTS / took_s < SHOWN_PER_SECOND * 2
+        # A second's worth may have been saved up, and failures are not limited by it.
+        assert len(witness.kinds) - shown_before <= SHOWN_PER_SECOND * (claimed_s + 1) + len(failed)
         print(
             f"\n{REQUESTS} requests at {REQUESTS / took_s:,.0f}/s; {len(witness.kinds)} shown, {len(failed)} of them "
             f"failures; Flower keeps {KEPT}; its memory, of {before / MB:.0f} MB before: {memory}; and after all tasks "
@@ -309,7 +311,7 @@ def test_the_first_task_after_ready_is_shown(tmp_path: Path) -> None:
     stack = Stack(tmp_path, MODELS)
     port = free_port()
     try:
-        stack.start("--web-workers=1", "--workers=1", flower_port=port)
+        stack.start("--web-workers=1", "--workers=1", flower_port=port, **PATIENT)
         with connected(stack.port) as api:
             task_id = api.later("the first", "moody")
             page = Page(port)

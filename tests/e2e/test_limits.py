@@ -23,13 +23,13 @@ def test_a_body_of_exactly_the_limit(api: Api) -> None:
 def test_the_largest_inputs_together(api: Api) -> None:
     """Neither one script call nor one reply is too large for what many large requests make of it."""
     texts = [str(n) * (LIMIT - 100) for n in range(8)]
-    for text, answer in zip(texts, api.all(texts, "quartet", timeout_ms=10_000), strict=True):
+    for text, answer in zip(texts, api.all(texts, "quartet"), strict=True):
         assert answer.status == 200
         assert answer.json["output"]["echo"] == text
 
 
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(api: Api) -> None:
-    answers = api.all(range(20), "narrow", timeout_ms=8000)
+    answers = api.all(range(20), "narrow")
 
     refused = [answer for answer in answers if answer.status != 200]
     # Two in the queue, where all come before the first is claimed; and as many as find a place that becomes free.

@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from tests.e2e.client import Api
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENCE_S, Stack
 
 OPERATIONS = (
     *("POST /v1/inference", "POST /v1/inference/bulk", "POST /v1/predict", "POST /api/inference"),
@@ -86,7 +86,7 @@ def check(
             _without(case.body, "callback_url")
             _without(case.headers, "Callback-URL")
         # Status, content type, schema, headers, what is refused and what is not.
-        response = case.call_and_validate(excluded_checks=[not_a_server_error, *excluded])
+        response = case.call_and_validate(excluded_checks=[not_a_server_error, *excluded], timeout=PATIENCE_S)
         # Some ask for an answer in no time at all.
         assert response.status_code < 500 or response.status_code == 504, response.text
 

@@ -16,13 +16,12 @@ from redis.exceptions import NoPermissionError
 from tests.e2e.client import Api
 from tests.e2e.stack import PATIENT, ROOT, Stack
 from tests.valkey import PrivateValkey
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 MODELS = """\
 [models.echo]
 source = "workers.models.echo:Echo"
 """
-PATIENCE_S = 30
 
 
 def recipe() -> dict[str, str]:

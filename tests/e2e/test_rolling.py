@@ -21,7 +21,7 @@ from cli.supervisor.ports import free_port
 from config.settings import Settings
 from tests.e2e.stack import PATIENT, Stack
 from tests.integration.http_server_harness import Client, Gone, post
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 MODELS = """\
 [models.echo]
@@ -192,7 +192,7 @@ def replaced(stack: Stack, role: str, pid: int) -> None:
 
 def sums(port: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every counter and every bucket that a scrape of whichever frontend answers shows."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value

@@ -14,7 +14,7 @@ from tests.e2e.stack import Stack
 
 def test_a_form_of_parts(api: Api) -> None:
     picture = part("input", PNG, "image/png")
-    rest = {"model": "described", "parameters": {"top": 1}, "timeout_ms": 9000}
+    rest = {"model": "described", "parameters": {"top": 1}, "timeout_ms": 60_000}
     expected = described(PNG, top=1, content_type="image/png")
     assert output(post(api, *form(picture, part("request", json.dumps(rest).encode(), "application/json")))) == expected
     apart = [part(name, json.dumps(value).encode().strip(b'"')) for name, value in rest.items()]
@@ -27,7 +27,7 @@ def test_the_query_of_a_form_is_its_rest_too(api: Api) -> None:
     sent = form(part("input", PNG, "image/png"))
     expected = described(PNG, top=1, content_type="image/png")
     assert output(post(api, *sent, model="thumbnails")) != expected
-    assert output(post(api, *sent, model="described", parameters={"top": 1}, timeout_ms=9000)) == expected
+    assert output(post(api, *sent, model="described", parameters={"top": 1}, timeout_ms=60_000)) == expected
     assert post(api, *sent, model="echo").error == "UNSUPPORTED_MEDIA_TYPE"
     assert "timeout_ms" in post(api, *sent, timeout_ms=0).json["message"]
     both = post(api, *form(part("input", PNG), part("model", b"described")), model="described")

@@ -21,7 +21,7 @@ def test_a_body_is_the_input(api: Api, content_type: str) -> None:
 
 
 def test_the_rest_is_in_the_query(api: Api) -> None:
-    answer = post(api, PNG, "image/png", model="described", parameters={"top": [1]}, timeout_ms=5000)
+    answer = post(api, PNG, "image/png", model="described", parameters={"top": [1]}, timeout_ms=60_000)
     assert output(answer) == described(PNG, top=[1], content_type="image/png")
 
 
