@@ -119,7 +119,7 @@ def test_a_start_on_a_full_disk_ends_with_one_line_and_leaves_nothing_running(tm
 
 def _started_with(process: psutil.Process) -> str:
     """Arguments and environment; nothing of one that has ended or is somebody else's."""
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, OSError):
         return f"{process.cmdline()} {process.environ()}"
     return ""
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import PATIENT, Stack
+from tests.integration.celery_harness import close_client, plain_client
 from tests.waiting import PATIENCE_S, wait_until
 
 ALICES, BOBS = "written by alice", "written by bob"
@@ -126,9 +126,11 @@ def all_told(own: Stack, api: Api, owners: list[dict[str, str]], model: str) -> 
 
 def plain(own: Stack, task_id: str) -> str:
     """The same as a Celery client reads it, its traceback too."""
-    with Celery("plain", broker=own.redis_url, backend=own.redis_url, set_as_current=False) as app:
-        result = app.AsyncResult(task_id)
-        return f"{result.get(timeout=PATIENCE_S, propagate=False)!r} {result.traceback}"
+    app = plain_client(own.redis_url)
+    result = app.AsyncResult(task_id)
+    seen = f"{result.get(timeout=PATIENCE_S, propagate=False)!r} {result.traceback}"
+    close_client(app)
+    return seen
 
 
 @pytest.mark.parametrize("model", ["pair", "api"])
