@@ -43,7 +43,7 @@ class GeventRunner:
         self._folder = folder
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.gevent_scenarios"],
-            cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -59,7 +59,8 @@ class GeventRunner:
         assert process.stdin is not None
         assert process.stdout is not None
         beside = cluster_beside(url) if ON_CLUSTER else url
-        print(url, beside, module.__name__.rpartition(".")[2], scenario, output, file=process.stdin, flush=True)
+        process.stdin.write(f"{url} {beside} {module.__name__.rpartition('.')[2]} {scenario} {output}\n".encode())
+        # Without a buffer, which might have the second line too: the wait for that would be in vain.
         pid = int(process.stdout.readline())
         if not select.select([process.stdout], [], [], _LONGEST_S)[0]:
             with contextlib.suppress(ProcessLookupError):

@@ -49,9 +49,7 @@ def replicated() -> Iterator[tuple[Replicas, FrontendFixture]]:
     else:
         replica.start()
         replicas = Replicas(replica.client())
-    # What is refused is so after a second; it may wait in the queue for longer.
-    patient = {"queue_timeout_ms": 60_000, "failover_wait_ms": 0}
-    frontend = FrontendFixture(primary.url, durability="replica", **patient)
+    frontend = FrontendFixture(primary.url, durability="replica", failover_wait_ms=0)
     try:
         wait_until(replicas.follow, what="the replica follows")
         yield replicas, frontend

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tasks.errors import InferenceFailed
-from tests.gevent_scenarios.frontend_fixture import NOBODY, SERVED, FrontendFixture, error_of
+from tests.gevent_scenarios.frontend_fixture import NOBODY, SERVED, FrontendFixture, all_of, error_of
 
 
 def submit_and_print_the_ids(frontend: FrontendFixture) -> None:
@@ -15,16 +15,16 @@ def submit_and_print_the_ids(frontend: FrontendFixture) -> None:
 
 def a_plain_worker_answers(frontend: FrontendFixture) -> None:
     # It tells nobody but Celery's own readers, so whoever waits here finds the result by the last look.
-    answer = frontend.ask("é", NOBODY, timeout_s=LIMIT_S, parameters=b'{"k":1}')
+    asked = partial(frontend.ask, "é", NOBODY, timeout_s=LIMIT_S, parameters=b'{"k":1}')
+    answer, error = all_of([asked, partial(error_of, partial(frontend.ask, "break", NOBODY, timeout_s=LIMIT_S))])
     assert answer == {"plain": "é", "parameters": {"k": 1}}
+    assert type(error) is InferenceFailed
+    assert str(error) == "broken"
     # Whoever watches the id is told by Celery's message.
     task_id = frontend.client.receipt(frontend.submit("x", NOBODY, waits=False))
     reply = frontend.client.result(task_id, wait_s=30.0)
     assert reply is not None
     assert reply.status == "SUCCESS"
-    error = error_of(partial(frontend.ask, "break", NOBODY, timeout_s=LIMIT_S))
-    assert type(error) is InferenceFailed
-    assert str(error) == "broken"
 
 
-LIMIT_S = 3.0
+LIMIT_S = 6.0

@@ -50,7 +50,8 @@ def settings_for(url: str, **more: Any) -> Settings:
     }
     models[SHARED] = ModelSettings(name=SHARED, source="tests:Nothing", cache=False, collapse=True)
     models[KEPT] = ModelSettings(name=KEPT, source="tests:Nothing", cache=True)
-    return Settings(models=models, default_model=SERVED, **redis_settings(url), **more)
+    # Scenarios take their time between a request and the worker that they are: two seconds are soon over.
+    return Settings(models=models, default_model=SERVED, **redis_settings(url), **{"queue_timeout_ms": 60_000} | more)
 
 
 class FrontendFixture:

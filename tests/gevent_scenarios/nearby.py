@@ -25,7 +25,7 @@ Durability = Literal["memory", "second"]
 @contextmanager
 def near(frontend: FrontendFixture, durability: Durability = "second") -> Iterator[tuple[AnyClient, Payloads]]:
     """A frontend, and the payloads of a worker of its machine, which is registered."""
-    frontend.settings = structs.replace(frontend.settings, durability=durability, queue_timeout_ms=60_000)
+    frontend.settings = structs.replace(frontend.settings, durability=durability)
     files = files_of(frontend.settings)
     files.open(WORKER)
     for each in frontend.keys:
