@@ -5,7 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from tasks.errors import InferenceFailed
-from tests.gevent_scenarios.frontend_fixture import NOBODY, SERVED, FrontendFixture, all_of, error_of
+from tests.gevent_scenarios.frontend_fixture import (
+    LONG_S,
+    NOBODY,
+    SERVED,
+    FrontendFixture,
+    error_of,
+    found_by_the_last_look,
+)
 
 
 def submit_and_print_the_ids(frontend: FrontendFixture) -> None:
@@ -15,16 +22,13 @@ def submit_and_print_the_ids(frontend: FrontendFixture) -> None:
 
 def a_plain_worker_answers(frontend: FrontendFixture) -> None:
     # It tells nobody but Celery's own readers, so whoever waits here finds the result by the last look.
-    asked = partial(frontend.ask, "é", NOBODY, timeout_s=LIMIT_S, parameters=b'{"k":1}')
-    answer, error = all_of([asked, partial(error_of, partial(frontend.ask, "break", NOBODY, timeout_s=LIMIT_S))])
-    assert answer == {"plain": "é", "parameters": {"k": 1}}
+    found = partial(found_by_the_last_look, frontend, model=NOBODY, parameters=b'{"k":1}')
+    assert found("é") == {"plain": "é", "parameters": {"k": 1}}
+    error = error_of(partial(found, "break"))
     assert type(error) is InferenceFailed
     assert str(error) == "broken"
     # Whoever watches the id is told by Celery's message.
     task_id = frontend.client.receipt(frontend.submit("x", NOBODY, waits=False))
-    reply = frontend.client.result(task_id, wait_s=30.0)
+    reply = frontend.client.result(task_id, wait_s=LONG_S)
     assert reply is not None
     assert reply.status == "SUCCESS"
-
-
-LIMIT_S = 6.0

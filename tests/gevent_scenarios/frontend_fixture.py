@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import gevent
@@ -21,7 +22,7 @@ from tasks.client.client import Client
 from tasks.client.pending import Pending
 from tasks.client.sharded_client import AnyClient, ShardedClient, make_client
 from tasks.client.submission import Submission
-from tasks.errors import BunchError
+from tasks.errors import BunchError, DeadlineExceeded
 from tasks.protocol.caller import ANYBODY, Caller
 from tasks.protocol.ids import place_of
 from tasks.protocol.results import Reply
@@ -38,7 +39,10 @@ KEPT = "kept"
 SHARED = "shared"
 """Equal requests of it share one computation; the scenario is its worker."""
 """Its answers are kept; the scenario is its worker."""
-LONG_S = 30.0
+LONG_S = 60.0
+SOON_S = LONG_S / 2
+"""Longer than anything takes here that waits for no deadline, however busy the machine is."""
+_LOOKS_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 ANN = Caller("key-of-ann", "ann", Tier.PAID)
 """An owner without a limit: all of her requests are in one shard."""
 
@@ -57,8 +61,10 @@ def settings_for(url: str, **more: Any) -> Settings:
 class FrontendFixture:
     """The started client of one frontend, and a Redis client for the scenario."""
 
-    def __init__(self, url: str, **settings: Any) -> None:
+    def __init__(self, url: str, timeout_s: float = 5.0, **settings: Any) -> None:
         self.url = url
+        # So long its clients wait for one reply of Redis.
+        self._timeout_s = timeout_s
         self.settings = settings_for(url, **settings)
         self.redis: Redis = everywhere(connect(url))
         self.places = places_of(self.redis)
@@ -71,7 +77,7 @@ class FrontendFixture:
 
     def make_client(self) -> AnyClient:
         """Another frontend, from the view of Redis; it may take a moment until it listens."""
-        client = make_client(self.settings, places_of(connect(self.url)))
+        client = make_client(self.settings, places_of(connect(self.url, timeout_s=self._timeout_s)))
         client.start()
         self._clients.append(client)
         return client
@@ -198,6 +204,23 @@ def asking(
 
 def output(reply: Reply) -> Any:
     return msgspec.json.decode(reply.result)
+
+
+def found_by_the_last_look(frontend: FrontendFixture, value: Any, model: str = SERVED, **options: Any) -> Any:
+    """The output of a request whose end nobody is told of: it is found just before its deadline.
+
+    Several are sent, and the first that is found counts: who stands still just before a deadline has no look, and an
+    answer may take longer than the shortest of them.
+    """
+    pendings = [frontend.submit(value, model, timeout_s, **options) for timeout_s in _LOOKS_S]
+    try:
+        for pending in pendings:
+            with suppress(DeadlineExceeded):
+                return output(frontend.client.wait(pending))
+    finally:
+        for pending in pendings:
+            frontend.client.drop(pending)
+    raise AssertionError("no result was found before a deadline")
 
 
 def error_of(call: Callable[[], Any]) -> BunchError:
