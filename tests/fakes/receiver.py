@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from cli.supervisor.ports import free_port
+
 PATIENCE_S = 60.0
 
 
@@ -40,7 +42,7 @@ class Receiver:
 
 @contextlib.contextmanager
 def receiving(port: int = 0) -> Iterator[Receiver]:
-    """A receiver on that port; zero: a free one."""
+    """A receiver on that port; zero: a free one, which nobody else gets after it."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -60,7 +62,7 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port or free_port()), Handler)
     server.daemon_threads = True
     receiver.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

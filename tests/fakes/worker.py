@@ -18,6 +18,7 @@ from batching.request import Cancelled, Expired, Failed, Ok, Outcome, Rejected, 
 from config.redis import connect
 from tasks.protocol.results import CeleryCodec
 from tests.shards import store_of
+from tests.waiting import PATIENCE_S
 
 _CODEC = CeleryCodec(60_000)
 _LOOK_EVERY_S = 0.05
@@ -86,5 +87,5 @@ class StandInWorker(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(10)
+        self.join(PATIENCE_S)
         self._redis.close()

@@ -11,14 +11,17 @@ from redis import Redis
 
 from cli.supervisor.embedded_cluster import PRIMARIES
 from config.keys import RESULT_PREFIX
+from tasks.client import confirmation
 from tasks.errors import BackendUnavailable
 from tasks.protocol.results import Reply
 from tests.clusters import Clustered
-from tests.gevent_scenarios.frontend_fixture import NOBODY, FrontendFixture, all_of, error_of, output
+from tests.gevent_scenarios.frontend_fixture import LONG_S, NOBODY, FrontendFixture, all_of, error_of, output
 from tests.gevent_scenarios.outages import hanging
 from tests.shards import ON_CLUSTER, cluster_beside
 from tests.valkey import PrivateValkey
 from tests.waiting import wait_until
+
+_A_SECOND_MS = 1000
 
 
 class Replicas:
@@ -49,14 +52,25 @@ def replicated() -> Iterator[tuple[Replicas, FrontendFixture]]:
     else:
         replica.start()
         replicas = Replicas(replica.client())
-    frontend = FrontendFixture(primary.url, durability="replica", failover_wait_ms=0)
+    frontend = FrontendFixture(primary.url, LONG_S, durability="replica", failover_wait_ms=0)
     try:
         wait_until(replicas.follow, what="the replica follows")
-        yield replicas, frontend
+        with patience(int(500 * LONG_S)):
+            yield replicas, frontend
     finally:
         frontend.close()
         replica.stop()
         primary.stop()
+
+
+@contextmanager
+def patience(wait_ms: int) -> Iterator[None]:
+    """For how long a replica is waited for: more than a second if there is one, which may be as slow as all else."""
+    usual, confirmation._WAIT_MS = confirmation._WAIT_MS, wait_ms
+    try:
+        yield
+    finally:
+        confirmation._WAIT_MS = usual
 
 
 def is_refused(call: Callable[[], object]) -> bool:
@@ -84,7 +98,7 @@ def without_one_nothing_is_promised_and_callers_who_wait_are_served(_: FrontendF
         client = frontend.client
         done = _polled(frontend, "done")
         frontend.serve()
-        with hanging(replicas):
+        with hanging(replicas), patience(_A_SECOND_MS):
             polls = frontend.submit("polls", NOBODY, waits=False)
             keyed = frontend.submit("keyed", NOBODY, idempotency_key="k")
             waits = frontend.submit("waits", NOBODY)

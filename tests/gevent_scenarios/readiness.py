@@ -37,7 +37,11 @@ _LONG_BEFORE_REDIS_GIVES_UP_S = 3.5
 
 @contextmanager
 def frontend_app(settings: Settings, *, in_time: bool = False) -> Iterator[FlaskClient]:
-    """The app of a frontend, which tells what it reads however long that takes, unless `in_time`."""
+    """The app of a frontend, which tells what it reads however long that takes, unless `in_time`.
+
+    The stand-in of a worker beats once, and on a slow machine a second may last ten.
+    """
+    settings = msgspec.structs.replace(settings, lease_ttl_ms=_LONG_LEASE_MS)
     if not in_time:
         # A busy machine may need longer than probes wait. The process ends with its scenario.
         for name in ("_REASON_S", "_REQUIRE_S", "_SHARDS_S"):
@@ -104,10 +108,25 @@ def probes_cost_redis_one_look_a_second(frontend: FrontendFixture) -> None:
     says(frontend.redis, **{SERVED: "ready"})
     with frontend_app(frontend.settings) as client:
         assert is_ready(client)[0] == 200
-        before, began = looks(frontend.redis), time.monotonic()
-        statuses = all_of([lambda: is_ready(client)[0]] * 200)
-        assert set(statuses) == {200}
-        assert looks(frontend.redis) - before <= (time.monotonic() - began) / FRESH_S + 1
+
+        def cost_little() -> bool:
+            before, began = looks(frontend.redis), time.monotonic()
+            statuses = all_of([lambda: is_ready(client)[0]] * 200)
+            assert set(statuses) == {200}
+            return looks(frontend.redis) - before <= (time.monotonic() - began) / FRESH_S + 1
+
+        # Others of this process look every few seconds.
+        wait_until(cost_little)
+
+
+def told_that_it_is_away(client: FlaskClient, query: str) -> float:
+    """Seconds until it is told."""
+    began = time.monotonic()
+    status, body = is_ready(client, query)
+    took_s = time.monotonic() - began
+    assert (status, body["error"]) == (503, "BACKEND_UNAVAILABLE")
+    assert "127.0.0.1" not in body["message"]
+    return took_s
 
 
 def a_redis_that_hangs_is_told_before_a_probe_gives_up(_: FrontendFixture) -> None:
@@ -121,11 +140,11 @@ def a_redis_that_hangs_is_told_before_a_probe_gives_up(_: FrontendFixture) -> No
             with hanging(valkey):
                 gevent.sleep(FRESH_S)
                 for query in ("", f"?model={SERVED}"):
-                    began = time.monotonic()
-                    status, body = is_ready(client, query)
-                    assert time.monotonic() - began < _LONG_BEFORE_REDIS_GIVES_UP_S
-                    assert (status, body["error"]) == (503, "BACKEND_UNAVAILABLE")
-                    assert "127.0.0.1" not in body["message"]
+                    # The quickest counts: Redis would give up after the same time whenever it is asked.
+                    took_s = [told_that_it_is_away(client, query)]
+                    while min(took_s) > _LONG_BEFORE_REDIS_GIVES_UP_S:
+                        assert len(took_s) < 5
+                        took_s.append(told_that_it_is_away(client, query))
             wait_until(lambda: is_ready(client)[0] == 200)
     finally:
         frontend.close()
@@ -183,9 +202,8 @@ def on_demand(frontend: FrontendFixture, **settings: Any) -> Settings:
     """The settings, with a model that is loaded on demand."""
     model = msgspec.structs.replace(frontend.settings.models[SERVED], residency="on_demand")
     models = {**frontend.settings.models, SERVED: model}
-    # On a slow machine a second may last ten, and the stand-in beats once.
     return msgspec.structs.replace(
-        frontend.settings, models=models, max_resident=1, lease_ttl_ms=_LONG_LEASE_MS, **settings
+        frontend.settings, models=models, max_resident=1, request_timeout_ms=60_000, **settings
     )
 
 
@@ -204,23 +222,23 @@ def retry_after(client: FlaskClient, path: str, body: dict[str, object]) -> tupl
 
 def a_deadline_that_cannot_hold_the_load_is_refused_and_the_model_is_wanted(frontend: FrontendFixture) -> None:
     redis = frontend.redis
-    short: dict[str, object] = {"input": 1, "timeout_ms": 500}
-    long: dict[str, object] = {"input": 1, "timeout_ms": 9_000}
+    short: dict[str, object] = {"input": 1, "timeout_ms": 10_000}
+    long: dict[str, object] = {"input": 1, "timeout_ms": 50_000}
     with frontend_app(on_demand(frontend)) as client:
-        resides(redis, "unloaded", residency="unloaded", ready_in_ms=4_200)
+        resides(redis, "unloaded", residency="unloaded", ready_in_ms=24_200)
         assert is_ready(client, f"?model={SERVED}")[0] == 200
         asked: list[tuple[str, dict[str, object]]] = [
             ("/v1/inference", short),
-            ("/v1/inference/bulk", {"inputs": [1, 2], "timeout_ms": 500}),
+            ("/v1/inference/bulk", {"inputs": [1, 2], "timeout_ms": 10_000}),
         ]
         for path, body in asked:
             # And a second until a worker has seen that it is wanted.
-            assert retry_after(client, path, body) == (503, "MODEL_UNAVAILABLE", "6"), path
+            assert retry_after(client, path, body) == (503, "MODEL_UNAVAILABLE", "26"), path
         assert WorkerRegistry(redis, 60.0).wanted([NOBODY, SERVED]) == [SERVED]
         assert WorkerRegistry(redis, 60.0).wanted([SERVED]) == [], "one worker is enough"
 
         for state, about in (
-            ("unloaded", {"residency": "unloaded", "ready_in_ms": 4_200}),
+            ("unloaded", {"residency": "unloaded", "ready_in_ms": 24_200}),
             ("starting", {"residency": "loading"}),
             ("ready", {"residency": "resident", "ready_in_ms": 0}),
         ):

@@ -33,6 +33,7 @@ from tests.gevent_scenarios.frontend_fixture import (
     KEPT,
     LONG_S,
     NOBODY,
+    SOON_S,
     FrontendFixture,
     all_of,
     asking,
@@ -49,7 +50,8 @@ class ShardedFixture:
     """The started client, and a worker's store in each place."""
 
     def __init__(self, first: str, second: str, count: int, **options: Any) -> None:
-        near, far = connect(first), connect(second)
+        # Who waits for one that hangs waits for so long.
+        near, far = connect(first, timeout_s=LONG_S), connect(second, timeout_s=LONG_S)
         shards = tuple(Place(Shard(f"{{s{n}}}"), near if n < count // 2 else far, n) for n in range(count))
         self.places = Places(Place(Shard(), near), shards)
         # As one server would be, and not held for a failover.
@@ -157,7 +159,7 @@ def whoever_polls_is_answered_by_the_shard_that_the_id_tells(frontend: FrontendF
             for n in range(4)
         ]
         assert client.cancel(ids[3]) == "PENDING"
-        watching = [partial(client.result, each, 20.0) for each in ids]
+        watching = [partial(client.result, each, LONG_S) for each in ids]
         fixture.serve()
         replies = all_of(watching)
         assert [output(each) for each in replies[:3]] == [{"echo": n} for n in range(3)]
@@ -296,7 +298,7 @@ def the_payloads_of_a_shard_that_hangs_are_not_waited_for(frontend: FrontendFixt
     with sharded(frontend) as (fixture, far):
         kill(far.pid, SIGSTOP)
         try:
-            with gevent.Timeout(4.0):
+            with gevent.Timeout(SOON_S):
                 assert fixture.client.blob_usage().all_bytes == 0
         finally:
             kill(far.pid, SIGCONT)
