@@ -130,6 +130,34 @@ def test_an_unload_while_it_loads_ends_in_no_process(make: Make) -> None:
     assert (executor.state, executor.pid) == (ExecutorState.UNLOADED, None)
 
 
+def test_a_load_that_comes_while_it_leaves_is_not_taken_for_its_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make()
+    load(executor)
+    leave = executor._leave
+
+    def loaded_meanwhile() -> None:
+        executor.load()
+        leave()
+
+    monkeypatch.setattr(executor, "_leave", loaded_meanwhile)
+    executor.unload()
+    wait_until(lambda: executor.starts == 2 and executor.state is ExecutorState.READY, what="it is loaded again")
+    assert (executor.is_out, executor.restarts) == (False, 0)
+
+
+def test_who_finds_it_out_after_a_failure_finds_it_failed_and_may_reload_it(make: Make) -> None:
+    told: list[tuple[bool, ExecutorState]] = []
+    executor = make("tests.fakes.models:Absent", on_change=lambda: told.append((executor.is_out, executor.state)))
+    executor.load()
+    wait_until(lambda: executor.is_out)
+    assert executor.state is ExecutorState.FAILED
+    executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))
+    wait_until(lambda: told[-1] == (True, ExecutorState.UNLOADED), what="that is told")
+    load(executor)
+
+
 def test_its_spare_leaves_with_it(make: Make) -> None:
     executor = make(spare=True)
     load(executor)
@@ -144,7 +172,7 @@ def test_a_stop_ends_it_unloaded_or_loading(make: Make, *, loading: bool) -> Non
     if loading:
         executor.load()
         wait_until(lambda: executor.pid is not None, what="it loads")
-    stopping = threading.Thread(target=executor.stop, args=(1.0,))
+    stopping = threading.Thread(target=executor.stop, args=(LONG_S,))
     stopping.start()
     stopping.join(LONG_S)
     assert executor.state is ExecutorState.STOPPED

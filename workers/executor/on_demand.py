@@ -40,8 +40,9 @@ class OnDemandExecutor(ProcessExecutor):
     def load(self) -> None:
         """Begin to load, and return at once."""
         if not self._ends:
-            self.is_out, self._wanted, self._backoff_s = False, True, FIRST_BACKOFF_S
-            self._loads += 1
+            with self._changed:
+                self.is_out, self._wanted, self._backoff_s = False, True, FIRST_BACKOFF_S
+                self._loads += 1
             # This wakes the supervisor.
             self._become(ExecutorState.STARTING)
 
@@ -73,14 +74,21 @@ class OnDemandExecutor(ProcessExecutor):
         """One child from its start to its death, as soon as it is wanted."""
         if not self._wanted:
             self.spare.close()
-            self.is_out = True
-            self._become(ExecutorState.FAILED if self._error else ExecutorState.UNLOADED)
+            self._leave()
             # Also if it has failed before and goes on to be shown as such.
             self._on_change()
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted or self._ends)
         if not self._ends:
             super()._live()
+
+    def _leave(self) -> None:
+        """Be out, in one step: another thread may load it at that time, or find it out and reload it."""
+        with self._changed:
+            if not self._wanted:
+                self._state = ExecutorState.FAILED if self._error else ExecutorState.UNLOADED
+                self.is_out = True
+                self._changed.notify_all()
 
     def _start_failed(self, error: str) -> None:
         self._wanted = False
