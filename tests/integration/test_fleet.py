@@ -83,8 +83,9 @@ def test_queues_have_depth_age_and_arrivals(redis: Redis) -> None:
     put(redis, "b", waited_ms=1000)
     put(redis, "c", Tier.FREE)
     second = redis.time()[0]
-    for ago in range(9):
-        redis.hset(KEYS.arrivals(second - ago), KEYS.queue("m", Tier.PAID), 10)
+    # Also the next ones: the clock goes on until they are read.
+    for each in range(second - 9, second + 60):
+        redis.hset(KEYS.arrivals(each), KEYS.queue("m", Tier.PAID), 10)
     enterprise, paid, free = QueueReader(places_of(redis), Fleet(redis)).queues(["m"])
     assert [(row.tier, row.depth) for row in (enterprise, paid, free)] == [("enterprise", 0), ("paid", 2), ("free", 1)]
     assert 3000 <= paid.oldest_ms < 33_000
