@@ -24,7 +24,9 @@ from batching.policy import (
 from batching.script_args import CLAIM
 from tasks.script_args import SUBMIT
 
-agree = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+agree = settings(
+    max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 _PARTS = {path.stem: path for path in (*SUBMIT.files, *CLAIM.files)}
 
 
