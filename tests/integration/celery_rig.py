@@ -26,7 +26,8 @@ MODELS = """\
 source = "tests.integration.celery_witness:Witness"
 options = {{ path = "{seen}" }}
 policy = "idle"
-timeout_ms = 30000
+# A batch is held while other programs start.
+timeout_ms = 240000
 cache = false
 """
 

@@ -105,6 +105,8 @@ def test_a_chord_whose_member_fails_fails(rig: Rig, name: str) -> None:
     # Without its header, whose own error `get` would raise first.
     with pytest.raises(ChordError, match="unwell"):
         rig.client.AsyncResult(result.id).get(timeout=PATIENCE_S)
+    # Sent before, and perhaps still running beside what settles.
+    wait_until(lambda: rig.noted(f"{name}error"), "the errback")
     rig.settle()
     assert rig.noted(name) == []
     assert len(rig.noted(f"{name}error")) == 1

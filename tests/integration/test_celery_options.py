@@ -57,6 +57,7 @@ def test_an_expired_task_is_never_computed(rig: Rig, name: str) -> None:
         late.get(timeout=PATIENCE_S)
     assert (late.state, type(late.result).__name__) == ("FAILURE", "DeadlineExceeded")
     assert in_time.get(timeout=PATIENCE_S) == f"{name}+"
+    wait_until(lambda: rig.noted(name), "the errback")
     rig.settle()
     assert name not in rig.computed()
     assert rig.noted(name) == [[late.id]]

@@ -266,7 +266,10 @@ def test_what_has_no_effect_on_batches_says_so(rig: Rig, command: str, arguments
     )
     assert "has no effect here" in reply[NODE]["error"]
     assert says in reply[NODE]["error"]
-    queues = {each["name"] for each in rig.client.control.inspect(destination=[NODE]).active_queues()[NODE]}
+    queues = {
+        each["name"]
+        for each in rig.client.control.inspect(timeout=PATIENCE_S, destination=[NODE]).active_queues()[NODE]
+    }
     assert queues == {f"bunch.echo.{tier}" for tier in ("enterprise", "paid", "free")}
     assert rig.get(rig.send(says)) == says
 
