@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from batching.executor import Lost
+from batching.executor import ExecutorState, Lost
 from batching.request import Done, Ok, Work
 from config.settings import ModelSettings
+from tests.waiting import wait_until
 from workers.executor.process_executor import ProcessExecutor
 
 LONG_S = 120.0
@@ -36,7 +37,7 @@ def build() -> Iterator[Start]:
 
     yield make
     for executor in made:
-        executor.stop(0.0)
+        stop(executor)
 
 
 @pytest.fixture
@@ -48,6 +49,12 @@ def start(build: Start) -> Start:
         return executor
 
     return make
+
+
+def stop(executor: ProcessExecutor) -> None:
+    """Stop at once, and wait for the end, for which `stop` itself waits for two seconds at most."""
+    executor.stop(0.0)
+    wait_until(lambda: executor.state is ExecutorState.STOPPED, what="it is stopped")
 
 
 def work(batch_id: str, *inputs: Any) -> Work:

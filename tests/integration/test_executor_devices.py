@@ -13,6 +13,7 @@ from batching.request import Done, Failed, Work
 from config.process.devices import Machine
 from tests.integration import executors
 from tests.integration.executors import LONG_S, Start, lost, run, work
+from tests.waiting import wait_until
 from workers.executor.process_executor import ProcessExecutor
 
 # Fixtures.
@@ -61,7 +62,9 @@ def test_while_it_is_replaced_it_says_why(start: Start) -> None:
     poisoned(executor, {"poison": "assert"}, 2)
     lost(executor)
     assert executor.wait_ready(LONG_S)
-    assert [state for state, _ in seen][-2:] == [ExecutorState.STARTING, ExecutorState.READY]
+    # Whoever waits for the state may be woken before it is told.
+    told = [ExecutorState.STARTING, ExecutorState.READY]
+    wait_until(lambda: [state for state, _ in seen][-2:] == told, what="it has told of both")
     assert "device failed" in str(seen[-2][1])
     assert seen[-1][1] is None
 

@@ -60,7 +60,8 @@ def test_large_inputs_and_outputs_travel_in_memory_that_is_used_again(start: Sta
 
 @pytest.mark.parametrize("how", ["killed", "exits", "hangs", "replaced", "condemned"])
 def test_nothing_is_left_of_a_child_however_it_ends(start: Start, tmp_path: Path, how: str) -> None:
-    executor = start(timeout_ms=400 if how == "hangs" else 60_000)
+    # Longer than it takes to send the second batch.
+    executor = start(timeout_ms=2500 if how == "hangs" else 60_000)
     assert run(executor, LARGE) == [LARGE]
     before, pid = segments("self"), executor.pid
     assert before == 2
