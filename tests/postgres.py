@@ -22,6 +22,9 @@ with warnings.catch_warnings():
 PostgresServer._lock = InterProcessLock(Path(tempfile.gettempdir()) / f"bunch-test-postgres-{os.geteuid()}.lock")
 
 
+# Of its own, since `get_server` takes the one above: two processes that find no user must not create it both.
+_CREATING = InterProcessLock(Path(tempfile.gettempdir()) / f"bunch-test-postgres-{os.geteuid()}-user.lock")
+
 # As root the package creates a user, with a tool that a short PATH lacks.
 _ADMINS_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"))
 
@@ -35,7 +38,8 @@ class PrivatePostgres:
                 pytest.skip("PostgreSQL refuses to run as root, and there is no useradd to make it a user of its own")
             os.environ["PATH"] = _ADMINS_PATH
         self._folder = tempfile.TemporaryDirectory(prefix="bunch-test-postgres-")
-        self._server = get_server(Path(self._folder.name) / "data")
+        with _CREATING:
+            self._server = get_server(Path(self._folder.name) / "data")
         self._databases = 0
 
     def url(self, database: str) -> str:
