@@ -226,8 +226,8 @@ def _says_close(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes
 
 
 def _until_gone(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Wait until the client hangs up, for a second at most."""
-    for _ in range(100):
+    """Wait until the client hangs up, for a second or as many as are asked for."""
+    for _ in range(100 * int(environ["QUERY_STRING"] or 1)):
         if environ["bunch.disconnected"]():
             _state["noticed"] += 1
             break
@@ -246,7 +246,7 @@ def _until(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     path.with_suffix(".here").touch()
     while not path.exists():
         gevent.sleep(0.01)
-    return _json(start_response, {"pid": os.getpid()})
+    return _json(start_response, {"shutting_down": environ["bunch.shutting_down"](), "pid": os.getpid()})
 
 
 def _block(_environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

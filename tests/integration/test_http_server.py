@@ -301,7 +301,7 @@ class TestClientsThatLeave:
     def test_a_waiting_application_can_notice(self, server: Server) -> None:
         before = server.state()["noticed"]
         with server.client() as client:
-            client.send(get("/until-gone"))
+            client.send(get("/until-gone?60"))
         wait_until(lambda: server.state()["noticed"] == before + 1)
 
     def test_a_waiting_client_is_not_gone(self, client: Client, server: Server) -> None:

@@ -69,10 +69,11 @@ class TestTimes:
         assert client.is_closed()
 
     def test_silence_after_a_request_ends_in_silence(self, client: Client) -> None:
-        client.get("/")
+        # Before the answer, since the silence begins with that, and we may hear of it late.
         began = time.monotonic()
+        client.get("/")
         assert client.is_closed()
-        assert time.monotonic() - began > 0.9
+        assert time.monotonic() - began >= 1.0
 
     def test_silence_from_the_beginning_too(self, client: Client) -> None:
         assert client.is_closed()

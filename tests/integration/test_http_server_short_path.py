@@ -64,6 +64,8 @@ class TestAnswers:
         request = ask("answer 3")
         for part in (request[:20], request[20:-3], request[-3:]):
             client.send(part)
+            # What it has of the request it has received, when it answers another: else all may come together.
+            assert counted(server, "short") == before
         assert client.answer().json["body"] == "answer 3"
         assert counted(server, "short") == before
 

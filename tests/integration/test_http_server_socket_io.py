@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import gevent
 import pytest
 from gevent import socket
+from gevent.event import Event
 
 from webapp.http.accept_balance import AcceptBalance
 from webapp.http.connections import Connections
@@ -32,13 +34,15 @@ class _Writes:
         return getattr(self._raw, name)
 
 
-def _service(app: Callable[..., Any], on_change: Callable[[int], None]) -> Connections:
-    return Connections(app, ServerLimits(), access=None, on_request=lambda: None, on_change=on_change)
+def _service(
+    app: Callable[..., Any], on_change: Callable[[int], None], limits: ServerLimits | None = None
+) -> Connections:
+    return Connections(app, limits or ServerLimits(), access=None, on_request=lambda: None, on_change=on_change)
 
 
-def _serve(app: Callable[..., Any]) -> tuple[Any, _Writes, Connections]:
+def _serve(app: Callable[..., Any], limits: ServerLimits | None = None) -> tuple[Any, _Writes, Connections]:
     ours, theirs = socket.socketpair()
-    service = _service(app, lambda _: None)
+    service = _service(app, lambda _: None, limits)
     service.open(ours, {"REMOTE_ADDR": ""})
     (connection,) = service._connections
     writes = connection._raw = _Writes(connection._raw)
@@ -71,16 +75,29 @@ def test_pipelined_responses_leave_together_and_in_order() -> None:
     ]
     assert len(writes.sizes) == 1
     client.close()
-    gevent.sleep(0.05)
-    assert len(service) == 0
+    _wait_for_none(service)
+
+
+def _wait_for_none(service: Connections) -> None:
+    with gevent.Timeout(20):
+        while len(service):
+            gevent.sleep(0.005)
 
 
 def test_but_none_waits_for_an_application_that_waits() -> None:
-    client, writes, _ = _serve(_named)
-    client.sendall(_GET % b"a" + _GET % b"wait")
+    go_on = Event()
+
+    def held(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/held":
+            go_on.wait()
+        return _named(environ, start_response)
+
+    client, writes, _ = _serve(held)
+    client.sendall(_GET % b"a" + _GET % b"held")
     assert client.recv(65536).endswith(b"/a")
     assert len(writes.sizes) == 1
-    assert client.recv(65536).endswith(b"/wait")
+    go_on.set()
+    assert client.recv(65536).endswith(b"/held")
     client.close()
 
 
@@ -116,6 +133,21 @@ def test_a_request_that_crosses_the_idle_deadline_is_answered() -> None:
     # Before the loop looks at the socket.
     gevent.get_hub().loop.run_callback(service.reap)
     assert client.recv(65536).endswith(b"/second")
+    client.close()
+
+
+def test_one_that_still_sends_is_not_cut_off_because_the_process_stood_still() -> None:
+    client, _, service = _serve(_named, ServerLimits(linger_s=0.05))
+    client.sendall(b"rubbish\r\n\r\n")
+    assert client.recv(65536).startswith(b"HTTP/1.1 400 ")
+    for data, left in ((b"more", 1), (b"", 0)):
+        client.sendall(data)
+        # Nothing else runs meanwhile: gevent has not patched this process.
+        time.sleep(0.1)
+        # Before the loop looks at the socket.
+        gevent.get_hub().loop.run_callback(service.reap)
+        gevent.sleep(0)
+        assert len(service) == left
     client.close()
 
 

@@ -160,7 +160,8 @@ class TestMemory:
             stalled = [stack.enter_context(server.client()) for _ in range(6)]
             for each in stalled:
                 each.send(_beginning(900_000))
-                time.sleep(0.3)
+                # It has begun to receive that one, when it answers another.
+                server.state()
             assert _first_answered(stalled) is stalled[0]
             answer = stalled[0].answer()
             assert (answer.status, answer.json["error"], answer.json["retry_after_ms"]) == (
@@ -247,7 +248,7 @@ class TestBeforeTheBody:
 def test_a_client_that_closes_its_side_counts_as_gone(tmp_path: Path) -> None:
     """It cannot be told from one that hung up, so its request may be taken back; what is answered still reaches it."""
     with Server(tmp_path) as server, server.client() as client:
-        client.send(get("/until-gone"))
+        client.send(get("/until-gone?60"))
         wait_until(lambda: server.state()["calls"] == 1)
         client.socket.shutdown(1)
         assert client.answer().status == 200

@@ -100,7 +100,7 @@ class TestHandshake:
             pid = server.state()["pid"]
             os.kill(pid, signal.SIGSTOP)
             # All of them are there at once when it goes on.
-            waiting = [_begun(context, server.port) for _ in range(40)]
+            waiting = [_begun(context, server.port) for _ in range(100)]
             os.kill(pid, signal.SIGCONT)
             answered = 0
             while waiting:
@@ -147,7 +147,7 @@ class TestConnection:
     def test_a_client_that_hangs_up_is_noticed(self, server: Server, politely: bool) -> None:
         noticed = server.state()["noticed"]
         with server.client() as client:
-            client.send(get("/until-gone"))
+            client.send(get("/until-gone?60"))
             if politely:
                 with contextlib.suppress(OSError, ValueError):
                     tls_of(client).unwrap()

@@ -167,7 +167,7 @@ def test_a_client_that_hangs_up_is_noticed(proxy: Proxy, server: Server) -> None
     noticed = server.state()["noticed"]
     with proxy.client() as client:
         calls = server.state()["calls"]
-        client.send(get("/until-gone"))
+        client.send(get("/until-gone?60"))
         wait_until(lambda: server.state()["calls"] > calls)
     wait_until(lambda: server.state()["noticed"] > noticed)
 

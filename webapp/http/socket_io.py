@@ -251,10 +251,21 @@ class Channel(abc.ABC):
         latest = time.monotonic() + self._limits.linger_most_s
         thrown_away = 0
         while thrown_away < _LINGER_BYTES:
-            self._wait_readable(min(latest, time.monotonic() + self._limits.linger_s))
+            self._wait_for_more(latest)
             received = self._raw.recv_into(_waste)
             if not received:
                 return
             thrown_away += received
             if received == len(_waste):
                 gevent.sleep(_WASTE_PAUSE_S)
+
+    def _wait_for_more(self, latest: float) -> None:
+        """Wait for data that is thrown away, until `latest` at most. Raises WaitExpiredError."""
+        deadline = min(latest, time.monotonic() + self._limits.linger_s)
+        try:
+            self._wait_readable(deadline)
+        except WaitExpiredError:
+            # Before its time: its place is needed. After it: where this process stood still, data may have come in
+            # time, and closing on that would be a reset.
+            if not deadline <= time.monotonic() < latest:
+                raise
