@@ -59,6 +59,8 @@ def test_a_stack_goes_on_when_its_primary_is_killed(watched: Watched, tls: Tls, 
         stack.start(*OPTIONS, redis_url=watched.url, **tls.settings, **HELD)
         with connected(stack.port) as api:
             assert answers(api, 0)
+            # After a machine has stood still, sentinels watch for half a minute and do nothing.
+            wait_until(watched.is_whole, what="the sentinels are awake")
             lost, kept = watched.primary, watched.other
             watched.kill(lost)
             assert answers(api, 1)
