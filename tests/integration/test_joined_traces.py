@@ -145,9 +145,10 @@ def test_each_ends_once_and_nothing_is_left(redis: Redis, seed: int) -> None:
 
 
 def test_more_than_one_step_may_answer_are_answered_in_several(redis: Redis) -> None:
-    door, store = Door(redis), RedisBatchStore(redis, "w")
+    door, store = Door(redis, queue_timeout_ms=60_000), RedisBatchStore(redis, "w")
     once = DedupIdentity(question=f"{7:064x}")
-    assert door.flush([structs.replace(door.request(Tier.PAID), once=once) for _ in range(10)]) == [None] * 10
+    asked = [structs.replace(door.request(Tier.PAID, timeout_ms=60_000), once=once) for _ in range(10)]
+    assert door.flush(asked) == [None] * 10
     output = Ok(b'"' + b"x" * 20_000_000 + b'"')
     served = 0
     for number in range(2):

@@ -43,7 +43,8 @@ def frontend(api: Api, tmp_path: Path, valkey: PrivateValkey) -> Iterator[subpro
         "STATE_DIR": tmp_path / "var",
         "REQUEST_TIMEOUT_MS": 60_000,
         "QUEUE_TIMEOUT_MS": 60_000,
-        "GRACEFUL_TIMEOUT_MS": 2_000,
+        # Who still waits is told a quarter of it before its end, and a second at most.
+        "GRACEFUL_TIMEOUT_MS": 4_000,
     }
     inherited = inherited_environment()
     process = subprocess.Popen(

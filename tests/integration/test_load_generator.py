@@ -65,12 +65,16 @@ def load(url: str, run: Run) -> Load:
 def test_a_closed_loop_keeps_its_callers_busy_and_sends_each_number_once() -> None:
     seen: list[int] = []
     at_once = most = 0
+    all_are_there = asyncio.Event()
 
     async def handler(body: dict[str, Any]) -> tuple[int, bytes]:
         nonlocal at_once, most
         seen.append(body["input"])
         at_once += 1
         most = max(most, at_once)
+        if at_once == 8:
+            all_are_there.set()
+        await asyncio.wait_for(all_are_there.wait(), 4.0)
         await asyncio.sleep(0.01)
         at_once -= 1
         return 200, answer(4)

@@ -16,7 +16,7 @@ from batching.request import Done, Ok, Rejected, Work
 from config.environ import ROOT
 from config.settings import ModelSettings
 from tests.e2e.client import connected
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from workers.executor.process_executor import ProcessExecutor
 
 # A package, a module, a folder without `__init__.py`, and what is imported late.
@@ -159,7 +159,7 @@ def test_every_role_starts_where_they_lie(folder: Path) -> None:
     assert check.returncode == 0, check.stdout + check.stderr
     stack = Stack(folder, FILES["bunch.toml"].partition("[models.minilm]")[0], cwd=folder)
     try:
-        stack.start("--workers=1", "--web-workers=1")
+        stack.start("--workers=1", "--web-workers=1", **PATIENT)
         with connected(stack.port) as api:
             assert api.infer("names", "theirs").json["output"][0] == "their config"
             assert api.infer("a", "shout").json["output"] == "A"

@@ -61,7 +61,9 @@ def queues(rig: Rig) -> set[str]:
     """The queues that our worker consumes, asked by another process: kombu shares connections, which are cut here."""
 
     def ask() -> str:
-        command = [sys.executable, "-m", "celery", f"--broker={rig.url}", "inspect", "active_queues", "--json"]
+        # Of this one: the plain worker may be the only one to answer in the second that is the default.
+        which = ("--destination=bunch@here", "--timeout=20")
+        command = [sys.executable, "-m", "celery", f"--broker={rig.url}", "inspect", *which, "active_queues", "--json"]
         return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False).stdout
 
     replies = json.loads(wait_until(ask, "remote control answers"))

@@ -110,7 +110,8 @@ def test_a_line_survives_a_restart() -> None:
 
 
 def test_a_late_reply_does_not_answer_the_next_command(valkey: PrivateValkey, redis: Redis) -> None:
-    client = connect(valkey.url, timeout_s=0.2)
+    # Also for the next one's reply.
+    client = connect(valkey.url, timeout_s=1.0)
     line = Line(client)
     with pytest.raises(RedisTimeoutError):
         line.command("BLPOP", "nothing-there", 0)

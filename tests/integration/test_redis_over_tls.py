@@ -15,7 +15,7 @@ from config.redis import connect
 from config.settings import Settings, load_settings
 from tasks.app import make_app
 from tests.e2e.client import Api
-from tests.e2e.stack import Stack
+from tests.e2e.stack import PATIENT, Stack
 from tests.fakes.sentinel import NamingSentinel
 from tests.fakes.tls import Authority, TlsProxy
 from tests.valkey import PrivateValkey
@@ -126,7 +126,7 @@ def test_a_whole_stack_over_tls(server: TlsProxy, authority: Authority, tmp_path
     stack = Stack(tmp_path, '[models.echo]\nsource = "workers.models.echo:Echo"\n')
     url = f"rediss://localhost:{server.port}/7?ssl_ca_certs={authority.ca}"
     try:
-        stack.start("--web-workers=1", redis_url=url, flower_port=0)
+        stack.start("--web-workers=1", redis_url=url, flower_port=0, **PATIENT)
         assert Api(stack.port).infer("over TLS").status == 200
         ping = stack.manage("check")
         assert "echo" in ping.stdout, ping.stdout + ping.stderr

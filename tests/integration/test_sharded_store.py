@@ -20,7 +20,7 @@ from config.redis import connect
 from config.tiers import Tier
 from tests.fakes.worlds import HOUR_MS, MODEL, epoch_ms, foreign, name_of, names, ours, settled
 from tests.integration.some_shards import Shards
-from tests.valkey import PrivateValkey
+from tests.valkey import FAITHFUL, PrivateValkey
 from tests.waiting import wait_until
 
 
@@ -213,8 +213,7 @@ class Two:
 
     def __init__(self, safe: PrivateValkey, other: PrivateValkey) -> None:
         self.other = other
-        options = {"timeout_s": 1.0, "connect_timeout_s": 0.5}
-        self.shards = Shards(connect(safe.url, **options), connect(other.url, **options))
+        self.shards = Shards(connect(safe.url), connect(other.url))
         self.store = self.shards.store
 
     def claim(self, batch_id: str, size: int = 8) -> Claim:
@@ -227,7 +226,7 @@ class Two:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[PrivateValkey, PrivateValkey]]:
-    both = PrivateValkey(), PrivateValkey("--appendonly", "yes", "--appendfsync", "always")
+    both = PrivateValkey(), PrivateValkey(*FAITHFUL)
     for server in both:
         server.start()
     yield both

@@ -21,7 +21,7 @@ from config.tiers import Tier
 from tasks.protocol.results import CeleryCodec, decode_reply
 from tests.fakes.claim_rig import MODEL, Eager, Model, ScriptedExecutor, Witness, done
 from tests.fakes.messages import our_message
-from tests.valkey import PrivateValkey
+from tests.valkey import FAITHFUL, PrivateValkey
 from tests.waiting import wait_until
 
 SAFE, AWAY = 0, 1
@@ -29,7 +29,7 @@ SAFE, AWAY = 0, 1
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[PrivateValkey, PrivateValkey]]:
-    both = PrivateValkey(), PrivateValkey("--appendonly", "yes", "--appendfsync", "always")
+    both = PrivateValkey(), PrivateValkey(*FAITHFUL)
     for server in both:
         server.start()
     yield both
@@ -42,7 +42,7 @@ class Fleet:
 
     def __init__(self, safe: PrivateValkey, other: PrivateValkey) -> None:
         self.other = other
-        clients = [connect(each.url, timeout_s=1.0, connect_timeout_s=0.5) for each in (safe, other)]
+        clients = [connect(each.url) for each in (safe, other)]
         for client in clients:
             client.flushall()
         home = Place(Shard(), clients[0])

@@ -75,6 +75,10 @@ class DummyUp:
         """Those ever seen that still run."""
         return [each for each in self._seen.values() if _runs(each)]
 
+    def wait_for_none(self) -> None:
+        """Until none is left: what was killed runs until the kernel has a moment for it."""
+        wait_until(lambda: self.left() == [], self.left)
+
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[DummyUp]:
@@ -124,7 +128,7 @@ def test_stops_the_frontend_first_and_valkey_last(up: DummyUp) -> None:
     # Valkey writes nothing into the record.
     assert up.text().index("flower: stopped") < up.text().index("valkey: stopped")
     assert _gone(redis)
-    assert up.left() == []
+    up.wait_for_none()
 
 
 def test_a_worker_that_dies_while_the_frontend_drains_is_started_again(up: DummyUp) -> None:
@@ -152,7 +156,7 @@ def test_what_dies_is_started_again_and_takes_its_own_children_along(up: DummyUp
     wait_until(lambda: up.rows()["worker"]["restarts"] == 1 and up.rows()["worker"]["state"] == "running", up.text)
 
     assert up.pid("worker") != before
-    assert not _runs(grandchild)
+    wait_until(lambda: not _runs(grandchild))
     assert "worker1 killed by SIGKILL" in up.text()
     assert up.rows()["web"]["restarts"] == 0
 
@@ -180,7 +184,7 @@ def test_the_second_signal_kills_what_still_drains(up: DummyUp) -> None:
     # Its own stop timeout is a minute.
     assert up.process.wait(20) == 1
     assert "killed the processes that had not finished" in up.text()
-    assert up.left() == []
+    up.wait_for_none()
 
 
 def test_kill_9_of_the_supervisor_leaves_nothing(up: DummyUp) -> None:
@@ -189,7 +193,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing(up: DummyUp) -> None:
 
     os.killpg(up.process.pid, signal.SIGKILL)
 
-    wait_until(lambda: up.left() == [], up.left)
+    up.wait_for_none()
 
 
 def test_kill_9_of_the_supervisor_leaves_nothing_while_children_start(up: DummyUp) -> None:
@@ -198,7 +202,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing_while_children_start(up: DummyU
 
     up.process.kill()
 
-    wait_until(lambda: up.left() == [], up.left)
+    up.wait_for_none()
 
 
 def test_a_guardian_that_was_killed_is_replaced(up: DummyUp) -> None:
@@ -211,7 +215,7 @@ def test_a_guardian_that_was_killed_is_replaced(up: DummyUp) -> None:
 
     up.process.kill()
 
-    wait_until(lambda: up.left() == [], up.left)
+    up.wait_for_none()
 
 
 def test_one_up_per_state_folder(up: DummyUp) -> None:
@@ -261,7 +265,7 @@ def test_a_reader_that_goes_away_ends_nothing(up: DummyUp) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     assert "flower ended" in up.record()
-    assert up.left() == []
+    up.wait_for_none()
 
 
 def test_hup_is_for_the_frontend_while_there_is_a_terminal(up: DummyUp) -> None:
@@ -280,7 +284,7 @@ def test_hup_is_for_the_frontend_while_there_is_a_terminal(up: DummyUp) -> None:
         process.send_signal(signal.SIGHUP)
         assert process.wait(PATIENCE_S) == 0
     assert [each for each in up.record() if "reloaded" in each] == ["web reloaded"]
-    assert up.left() == []
+    up.wait_for_none()
 
 
 def test_status_tells_what_runs(up: DummyUp) -> None:

@@ -39,7 +39,8 @@ from tests.integration.queueing import now_ms
 from tests.integration.sharded_requests import MODEL, MODELS, beat, give_up, id_in, put
 from tests.shards import places_of, redis_environment
 from tests.valkey import PrivateValkey
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
+from webapp import readiness
 from webapp.api import health
 from webapp.app import make_services
 from webapp.ops import dead_letters
@@ -91,14 +92,14 @@ def test_queues_are_summed_over_all_places(places: Places) -> None:
     for depth, place in enumerate(places, 1):
         put(place, *(id_in(place) for _ in range(depth)))
         second = place.redis.time()[0]
-        for ago in range(1, 6):
+        # For whole seconds before the one in which they are read, whichever that is.
+        for ago in range(-60, 6):
             place.redis.hset(place.keys.arrivals(second - ago), place.keys.queue(MODEL, Tier.PAID), depth)
     beat(places)
     waiting = reader_of(places).read([MODEL])
     enterprise, paid, free = waiting.queues
     assert [(row.tier, row.depth) for row in (enterprise, paid, free)] == [("enterprise", 0), ("paid", 15), ("free", 0)]
-    # A second may have ended in between.
-    assert 0.75 * 15 <= paid.arrival_rps <= 15
+    assert paid.arrival_rps == 15
     assert [(row.name, row.depth, row.workers) for row in waiting.shards] == [
         *((f"s{n}", n + 1, 1) for n in range(4)),
         ("home", 5, 1),
@@ -294,8 +295,8 @@ def test_dead_letters_of_a_shard_that_is_down_keep_none_of_the_others(apart: Pla
 def test_a_shard_that_hangs_holds_up_nobody(apart: Places, far: PrivateValkey) -> None:
     reader = reader_of(apart)
     with hanging(far):
-        waiting = reader.read([MODEL], within_s=0.2)
-    assert waiting.down == dict.fromkeys(("s2", "s3"), "no reply within 0.2 s")
+        waiting = reader.read([MODEL], within_s=1.5)
+    assert waiting.down == dict.fromkeys(("s2", "s3"), "no reply within 1.5 s")
 
 
 def test_dead_letters_of_a_shard_are_not_news_when_it_is_back(apart: Places, far: PrivateValkey) -> None:
@@ -311,7 +312,12 @@ def test_dead_letters_of_a_shard_are_not_news_when_it_is_back(apart: Places, far
     assert kept.now().dead == 3
 
 
-def test_metrics_and_health_say_which_shard_is_down(apart: Places, far: PrivateValkey) -> None:
+def test_metrics_and_health_say_which_shard_is_down(
+    apart: Places, far: PrivateValkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A slow machine may need longer than probes wait.
+    monkeypatch.setattr(readiness, "_SHARDS_S", PATIENCE_S)
+    monkeypatch.setattr(readiness.Readiness.look, "__defaults__", (PATIENCE_S, readiness.FRESH_S))
     beat(apart)
     services = make_services(Settings(models=MODELS, default_model=MODEL, shards=4), apart)
     call = HttpRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"})
