@@ -24,8 +24,8 @@ from tests.valkey import PrivateValkey
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# `make check` tries fewer examples than `make test`.
-hypothesis.settings.register_profile("quick", max_examples=20)
+# `make check` tries fewer examples than `make test`; it has no deadline either.
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("ci"), max_examples=20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +28,7 @@ Answer = Callable[[int, str], tuple[int, str]]
 def server(answer: Answer, *, close: bool = False) -> Iterator[str]:
     """Echoes as `answer` says; `close` ends each connection after its answer."""
     seen: list[str] = []
+    numbers = itertools.count(1)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -35,7 +38,8 @@ def server(answer: Answer, *, close: bool = False) -> Iterator[str]:
         def do_POST(self) -> None:
             text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
             seen.append(text)
-            status, output = answer(len(seen), text)
+            # Each connection has its thread, and no two of them the same number.
+            status, output = answer(next(numbers), text)
             body = json.dumps({"output": output}).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
@@ -47,7 +51,11 @@ def server(answer: Answer, *, close: bool = False) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        # From a shorter queue the kernel drops some callers, who try again after seconds.
+        request_queue_size = 256
+
+    listening = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -115,13 +123,26 @@ def test_a_stall_is_seen_by_every_request_that_was_due_in_it(monkeypatch: pytest
 def test_what_is_never_answered_is_one_failure_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)
     monkeypatch.setattr(module, "_DRAIN_S", 0.1)
-    over = threading.Event()
+    held, over = threading.Event(), threading.Event()
+    stands_at: list[float] = []
 
     def silent(number: int, text: str) -> tuple[int, str]:
+        if number == 10 + module.MOST_CONNECTIONS:
+            held.set()
         if number > 10:
             over.wait(30)
         return 200, text
 
+    def all_come(*given: float) -> Iterator[float]:
+        yield from arrivals(*given)
+        stands_at.append(time.perf_counter())
+
+    def clock() -> float:
+        # After the last arrival it stands still until ten have their answers, however long that takes.
+        return stands_at[0] if stands_at and not held.is_set() else time.perf_counter()
+
+    monkeypatch.setattr(module, "arrivals", all_come)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=clock, sleep=time.sleep))
     with server(silent) as url:
         found = open_loop(url, SHAPE, rate=200, duration_s=0.3)
         over.set()

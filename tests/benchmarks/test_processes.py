@@ -5,10 +5,10 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.benchmarks.processes import Processes, free_port
+from tests.processes import alive
 
 # Ignores SIGTERM, and starts a child that leaves for a session of its own: what Ray's daemons do.
 _STUBBORN = """
@@ -42,7 +42,7 @@ def test_stop_ends_a_child_that_ignores_sigterm_and_the_grandchild_that_left_its
     processes.stop(grace_s=0.1)
 
     assert processes.marked() == []
-    assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+    assert [pid for pid in pids if alive(pid)] == []
 
 
 def test_a_child_that_ends_by_itself_is_reported_with_its_last_words(processes, tmp_path):

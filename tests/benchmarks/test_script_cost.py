@@ -19,6 +19,8 @@ def test_the_calls_of_a_request_on_its_way_are_measured() -> None:
     """On a real server, a few of each; that every claim brings what was queued is checked on the way."""
     found = measure(rounds=1, calls={1: 5, 64: 2})
     assert list(found) == ["submit", "look", "claim", "finish"]
-    for redis, client in found.values():
-        assert redis.call_us > 0
-        assert client.call_us > 0
+    for lines in found.values():
+        for each in lines:
+            # The measurements that the line goes through. So few do not tell what a call costs without its requests: a
+            # collection of garbage during the large ones would make that less than nothing.
+            assert all(each.call_us + size * each.request_us > 0 for size in SIZES)

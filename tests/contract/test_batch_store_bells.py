@@ -6,6 +6,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 from batching.claim.store import Blame, Claim
+from batching.fast_header import read_fast_header
 from config.tiers import Tier
 from tests.fakes.worlds import (
     MODEL,
@@ -79,7 +80,8 @@ def test_a_claim_that_waits_for_the_bell_ends_without_one(world: World) -> None:
 
 
 def test_a_look_claims_where_enough_wait_and_no_deadline_is_near(world: World) -> None:
-    world.put(ours("a", due_in_ms=60_000), Tier.PAID)
+    soon = ours("a", due_in_ms=60_000)
+    world.put(soon, Tier.PAID)
     world.put(ours("b", due_in_ms=90_000), Tier.FREE)
     few = world.store.claim(MODEL, "b1", 8, least=3)
     assert not few.entries
@@ -89,7 +91,7 @@ def test_a_look_claims_where_enough_wait_and_no_deadline_is_near(world: World) -
     assert paused.view.depth == 1
     near = world.store.claim(MODEL, "b1", 8, least=2, calm_ms=70_000)
     assert not near.entries
-    assert 0 < near.view.due_ms <= near.view.now_ms + 60_000
+    assert near.view.due_ms == read_fast_header(soon).deadline_ms
     assert not world.leased("b1")
     assert len(world.store.claim(MODEL, "b1", 8, least=2, calm_ms=30_000).entries) == 2
     assert world.leased("b1")

@@ -64,10 +64,12 @@ class MemoryBlobs:
         blob.ends_at = time.monotonic() + ttl_ms / 1000
         self._kept += 1
         blob.kept_at = (blob.kept_at or self._kept) if keep else 0
-        while (surplus := self.usage().kept_bytes - self._room.max_kept_bytes) > 0:
-            assert surplus
-            oldest = min((each.kept_at, name) for name, each in self._blobs.items() if each.kept_at)[1]
-            del self._blobs[oldest]
+        # Of one point in time, as in Redis: this one may be over before the next line.
+        kept = sorted((each.kept_at, name) for name, each in self._blobs.items() if each.kept_at)
+        surplus = sum(len(self._blobs[name].value) for _, name in kept) - self._room.max_kept_bytes
+        while surplus > 0:
+            _, oldest = kept.pop(0)
+            surplus -= len(self._blobs.pop(oldest).value)
         return blob_id in self._blobs
 
     def usage(self) -> Usage:

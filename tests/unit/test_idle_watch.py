@@ -98,8 +98,10 @@ def test_thirty_idle_models_ask_redis_as_often_as_one(world: World) -> None:
     with world._changed:
         world.calls.clear()
     world.until(lambda: world.calls["peek"] >= 10)
-    assert world.calls["peek"] <= world.calls["wait_for_bells"] <= world.calls["peek"] + 1
-    assert set(world.calls) == {"wait_for_bells", "peek"}
+    with world._changed:
+        # One after the other, and the first of either may be the one that was counted before.
+        assert abs(world.calls["wait_for_bells"] - world.calls["peek"]) <= 1
+        assert set(world.calls) == {"wait_for_bells", "peek"}
 
 
 def test_a_ring_wakes_one_loop_of_its_model_alone(world: World) -> None:

@@ -16,6 +16,8 @@ def test_a_lane_that_hangs_delays_no_other() -> None:
     released = threading.Event()
     hanging = [lanes.submit("slow", lambda: int(released.wait(10))) for _ in range(6)]
     assert [lanes.submit("quick", lambda: 7).result(10) for _ in range(20)] == [7] * 20
+    # Its second thread may have begun no sooner than all of these.
+    wait_until(lambda: sum(each.running() for each in hanging) >= 2)
     assert sum(each.running() for each in hanging) == 2
     released.set()
     assert [each.result(10) for each in hanging] == [1] * 6

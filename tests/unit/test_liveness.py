@@ -26,7 +26,11 @@ def now(monkeypatch: pytest.MonkeyPatch):
     return clock
 
 
-def test_a_process_that_beats_is_seen_and_one_that_stopped_is_not(tmp_path: Path, now) -> None:
+def test_a_process_that_beats_is_seen_and_one_that_stopped_is_not(
+    tmp_path: Path, now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its next beat, which would be at the new time, does not come.
+    monkeypatch.setattr(liveness, "BEAT_EVERY_S", 3600.0)
     each = Liveness(tmp_path, "worker")
     each.start()
     now.at += 3

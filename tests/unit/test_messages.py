@@ -17,6 +17,7 @@ from kombu import Connection
 from kombu.transport.virtual import Message
 from kombu.utils.json import loads
 
+from batching.fast_header import read_fast_header
 from batching.ports import UnreadableMessage
 from batching.request import Request
 from config.tiers import Tier
@@ -66,15 +67,16 @@ def test_our_message_makes_a_celery_request(kombu_message) -> None:
     @app.task(name="bunch.infer", shared=False)
     def task(value: Any, parameters: Any) -> None: ...
 
-    message = kombu_message(our_message("some-id", b"[1,2]", deadline_in_ms=30_000))
-    request = CeleryRequest(message, app=app, task=task, hostname="w@h")
+    raw = our_message("some-id", b"[1,2]", deadline_in_ms=30_000)
+    request = CeleryRequest(kombu_message(raw), app=app, task=task, hostname="w@h")
     assert (request.id, request.name, request.root_id, request.parent_id) == ("some-id", "bunch.infer", None, None)
     assert request.request_dict["args"] == [[1, 2]]
     assert request.request_dict["kwargs"] == {"parameters": {}}
     assert request.delivery_info["routing_key"] == "bunch.m.paid"
     assert (request.time_limits, request.eta, request.ignore_result) == ((None, None), None, False)
-    left = request.expires - datetime.now(UTC)
-    assert timedelta(seconds=28) < left <= timedelta(seconds=31)
+    header = read_fast_header(raw)
+    assert header is not None
+    assert request.expires.timestamp() * 1000 == pytest.approx(header.deadline_ms, abs=1000)
     assert not request.maybe_expire()
 
 

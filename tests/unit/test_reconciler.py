@@ -59,6 +59,7 @@ class Executor:
     loop: Loop
     down: set[str]
     most_down: list[int]
+    may_load: threading.Event
     broken: tuple[str, ...] = ()
     loaded: ModelSettings | None = FILE
     state: ExecutorState = ExecutorState.READY
@@ -74,6 +75,7 @@ class Executor:
         threading.Timer(0.01, self._start, (model,)).start()
 
     def _start(self, model: ModelSettings) -> None:
+        self.may_load.wait(LONG_S)
         self.down.discard(self.name)
         if model.source in self.broken:
             self.error, self.state = "these weights are not there", ExecutorState.FAILED
@@ -123,6 +125,8 @@ class Fleet:
         self.wall = Wall()
         self.down: set[str] = set()
         self.most_down: list[int] = []
+        self.may_load = threading.Event()
+        self.may_load.set()
         self.file = {"m": FILE}
         redis: Any = Redis()
         self.pairs: list[list[tuple[Loop, Executor]]] = []
@@ -130,7 +134,8 @@ class Fleet:
         for number in range(workers):
             loops = [Loop(), Loop()]
             executors = [
-                Executor(f"{number}/{n}", loop, self.down, self.most_down, broken) for n, loop in enumerate(loops)
+                Executor(f"{number}/{n}", loop, self.down, self.most_down, self.may_load, broken)
+                for n, loop in enumerate(loops)
             ]
             pairs: Any = list(zip(loops, executors, strict=True))
             self.pairs.append(pairs)
@@ -279,10 +284,12 @@ def test_restarting_ones_own_executors_concerns_nobody_else(fleet: Callable[...,
 def test_a_restart_during_a_reload_follows_it(fleet: Callable[..., Fleet]) -> None:
     here = fleet(1)
     here.sync()
+    here.may_load.clear()
     here.steerings[0].restart()
     # Both are told that a restart begins; one is enough for them.
     here.steerings[0].restart()
     here.steerings[0].restart()
+    here.may_load.set()
     here.settle()
     assert [len(each.sources) for each in here.executors] == [2, 2]
     assert not any(loop.held for loop in here.loops)
