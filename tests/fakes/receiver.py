@@ -31,13 +31,16 @@ class Receiver:
     sent: list[Sent] = field(default_factory=list)
     hangs: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
+    # Two that come at once would take two of two, and leave none for ever.
+    _giving: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/hook?token=s3cret"
 
     def status(self) -> int:
-        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        with self._giving:
+            return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
 
 @contextlib.contextmanager

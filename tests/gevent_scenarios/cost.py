@@ -22,17 +22,20 @@ def five_hundred_waiters_with_nothing_to_do_cost_almost_nothing(frontend: Fronte
 
 
 def a_reply_costs_the_same_however_many_wait(frontend: FrontendFixture) -> None:
-    load(frontend, callers=50, rounds=10)
+    # Eight hundred greenlets for the first time cost twice as much.
+    load(frontend, callers=800, rounds=1)
     # In turn, and the least of each: what else the machine does costs CPU time too.
     rounds = [(load(frontend, callers=50, rounds=40), load(frontend, callers=800, rounds=3)) for _ in range(3)]
     few, many = map(min, zip(*rounds, strict=True))
-    assert many < 2 * few, f"{few * 1e6:.0f} µs of CPU a request for 50 callers, {many * 1e6:.0f} for 800"
+    # About 1.4 times; ten times, if each reply woke all.
+    assert many < 4 * few, f"{few * 1e6:.0f} µs of CPU a request for 50 callers, {many * 1e6:.0f} for 800"
 
 
 def idle_waiters_cost_nothing_while_others_are_answered(frontend: FrontendFixture) -> None:
     load(frontend, callers=20, rounds=10)
     alone, beside = map(min, zip(*(alone_and_beside(frontend) for _ in range(3)), strict=True))
-    assert beside < 2 * alone, f"{alone * 1e6:.0f} µs of CPU a request, {beside * 1e6:.0f} beside 800 that wait"
+    # Seventeen times, if each reply woke all.
+    assert beside < 4 * alone, f"{alone * 1e6:.0f} µs of CPU a request, {beside * 1e6:.0f} beside 800 that wait"
 
 
 def alone_and_beside(frontend: FrontendFixture) -> tuple[float, float]:

@@ -145,6 +145,8 @@ def test_cost(runner: GeventRunner, url: str, scenario: str) -> None:
 def test_a_plain_celery_client_elsewhere_gets_the_results(runner: GeventRunner, url: str) -> None:
     fine, refused = runner.run(url, elsewhere, "submit_and_print_the_ids").split()
     app = Celery("plain", backend=url, set_as_current=False)
+    # Celery's own never hears of what ends between its first look and its subscription.
+    wait_until(lambda: all(app.AsyncResult(each).ready() for each in (fine, refused)), "they have ended")
     assert app.AsyncResult(fine).get(timeout=30) == {"echo": "é"}
     with pytest.raises(Exception, match="not this"):
         app.AsyncResult(refused).get(timeout=30)
