@@ -39,8 +39,7 @@ from tests.integration.queueing import now_ms
 from tests.integration.sharded_requests import MODEL, MODELS, beat, give_up, id_in, put
 from tests.shards import places_of, redis_environment
 from tests.valkey import PrivateValkey
-from tests.waiting import PATIENCE_S, wait_until
-from webapp import readiness
+from tests.waiting import wait_until
 from webapp.api import health
 from webapp.app import make_services
 from webapp.ops import dead_letters
@@ -312,12 +311,7 @@ def test_dead_letters_of_a_shard_are_not_news_when_it_is_back(apart: Places, far
     assert kept.now().dead == 3
 
 
-def test_metrics_and_health_say_which_shard_is_down(
-    apart: Places, far: PrivateValkey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A slow machine may need longer than probes wait.
-    monkeypatch.setattr(readiness, "_SHARDS_S", PATIENCE_S)
-    monkeypatch.setattr(readiness.Readiness.look, "__defaults__", (PATIENCE_S, readiness.FRESH_S))
+def test_metrics_and_health_say_which_shard_is_down(apart: Places, far: PrivateValkey) -> None:
     beat(apart)
     services = make_services(Settings(models=MODELS, default_model=MODEL, shards=4), apart)
     call = HttpRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/metrics"})
