@@ -177,9 +177,13 @@ class Clustered:
     def fail_over(self, number: int) -> None:
         """Ask for a planned failover of this primary."""
         port = self.ports[number]
-        roles = [self.role(each) for each in range(len(self.ports))]
-        replica = next(each for each, role in enumerate(roles) if role[0] == b"slave" and role[2] == port)
-        self.ask(replica, "CLUSTER", "FAILOVER")
+
+        def replicas() -> list[int]:
+            roles = [self.role(each) for each in range(len(self.ports))]
+            return [each for each, role in enumerate(roles) if role[0] == b"slave" and role[2] == port]
+
+        # One may follow only now, or be busy with its disk.
+        self.ask(wait_until(replicas, what="it has a replica")[0], "CLUSTER", "FAILOVER")
 
     def move(self, tag: str, target: int) -> None:
         """Move a shard at once (Valkey 9: CLUSTER MIGRATESLOTS); returns when it has moved."""
