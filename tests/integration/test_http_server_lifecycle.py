@@ -90,12 +90,12 @@ def _stop_meanwhile(server: Server, gate: Path) -> None:
 
 
 # However late a client is with the request that follows an answer: the default is a second.
-_LENIENT = {"drain_idle_s": 60.0}
+LENIENT = {"drain_idle_s": 60.0}
 
 
 class TestShutdown:
     def test_reload_under_load_loses_nothing(self, tmp_path: Path) -> None:
-        with Server(tmp_path, limits=_LENIENT) as server, Load(server, 8, reconnect=True) as load:
+        with Server(tmp_path, limits=LENIENT) as server, Load(server, 8, reconnect=True) as load:
             for _ in range(2):
                 known = len(load.pids)
                 server.signal(signal.SIGHUP)
@@ -104,7 +104,7 @@ class TestShutdown:
         assert set(load.answers) == {(200, None), (200, "close")}
 
     def test_stop_under_load_loses_nothing(self, tmp_path: Path) -> None:
-        with Server(tmp_path, limits=_LENIENT) as server:
+        with Server(tmp_path, limits=LENIENT) as server:
             with Load(server, 8, reconnect=False) as load:
                 server.signal(signal.SIGTERM)
                 load.join()
@@ -236,7 +236,7 @@ class TestWorkers:
             assert late.answer().status == 200
 
     def test_max_requests_recycles_without_losing_any(self, tmp_path: Path) -> None:
-        with Server(tmp_path, max_requests=50, limits=_LENIENT) as server:
+        with Server(tmp_path, max_requests=50, limits=LENIENT) as server:
             with Load(server, 4, reconnect=True) as load:
                 wait_until(lambda: len(load.pids) >= 3)
             assert load.lost == []
@@ -270,7 +270,7 @@ class TestWorkers:
         wait_until(lambda: not alive(pid))
 
     def test_preload(self, tmp_path: Path) -> None:
-        with Server(tmp_path, preload_app=True, workers=2, limits=_LENIENT) as server:
+        with Server(tmp_path, preload_app=True, workers=2, limits=LENIENT) as server:
             with server.client() as client:
                 assert client.get("/cooperates").json is True
             with Load(server, 4, reconnect=True) as load:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.tls import Authority
 from tests.integration.http_server_harness import Client, Server, get, post
-from tests.integration.test_http_server_lifecycle import Load
+from tests.integration.test_http_server_lifecycle import LENIENT, Load
 from tests.waiting import wait_until
 
 
@@ -212,7 +212,8 @@ class TestCertificates:
         self, authority: Authority, trust: ssl.SSLContext, tmp_path: Path
     ) -> None:
         first, key = authority.certificate("127.0.0.1", file="replaced")
-        with Server(tmp_path, tls={"tls_cert": str(first), "tls_key": str(key)}, trust=trust, workers=2) as server:
+        tls = {"tls_cert": str(first), "tls_key": str(key)}
+        with Server(tmp_path, tls=tls, trust=trust, workers=2, limits=LENIENT) as server:
             before = shown_by(server, trust)
             with Load(server, 8, reconnect=True) as load:
                 for _ in range(2):
