@@ -38,6 +38,8 @@ class Liveness:
         self._path = state_dir / FOLDER / f"{role}-{os.getpid()}"
         self._works = works
         self._fd = -1
+        # A beat never goes into another file that has got the number of this one meanwhile.
+        self._open = threading.RLock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="liveness", daemon=True)
 
@@ -60,9 +62,10 @@ class Liveness:
     def stop(self) -> None:
         """Stop beating. Safe to call twice, and without a start."""
         self._stop.set()
-        if self._fd >= 0:
-            self._path.unlink(missing_ok=True)
-            self._close()
+        with self._open:
+            if self._fd >= 0:
+                self._path.unlink(missing_ok=True)
+                self._close()
 
     def _run(self) -> None:
         while not self._stop.wait(BEAT_EVERY_S):
@@ -73,8 +76,9 @@ class Liveness:
                     logger.warning("could not write the heartbeat file: %s", error)
 
     def _beat(self) -> None:
-        if self._fd >= 0:
-            os.pwrite(self._fd, f"{time.monotonic():{_WIDTH}.3f}".encode(), 0)
+        with self._open:
+            if self._fd >= 0:
+                os.pwrite(self._fd, f"{time.monotonic():{_WIDTH}.3f}".encode(), 0)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1

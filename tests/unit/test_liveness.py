@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from tasks.fleet import liveness
 from tasks.fleet.liveness import Beat, Liveness, beats
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -59,6 +61,35 @@ def test_a_process_whose_work_stands_still_does_not_beat(tmp_path: Path, now, mo
     now.at += 50
     assert beats(tmp_path, "worker")[0].silent_s == 50
     each.stop()
+
+
+def test_a_beat_that_is_under_way_at_the_stop_goes_into_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "BEAT_EVERY_S", 0.001)
+    under_way, goes_on, done = threading.Event(), threading.Event(), threading.Event()
+    written_to: list[str] = []
+
+    def pwrite(descriptor: int, data: bytes, at: int) -> None:
+        under_way.set()
+        goes_on.wait(PATIENCE_S)
+        written_to.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        done.set()
+
+    each = Liveness(tmp_path, "ops")
+    each.start()
+    monkeypatch.setattr(liveness.os, "pwrite", pwrite)
+    assert under_way.wait(PATIENCE_S)
+    stopping = threading.Thread(target=each.stop)
+    stopping.start()
+    # Not before the beat, or else at once.
+    stopping.join(0.1)
+    with (tmp_path / "another").open("w"):
+        goes_on.set()
+        assert done.wait(PATIENCE_S)
+    stopping.join(PATIENCE_S)
+    assert str(tmp_path / "another") not in written_to
+    assert beats(tmp_path, "ops") == []
 
 
 def test_without_a_folder_the_process_goes_on(tmp_path: Path) -> None:
