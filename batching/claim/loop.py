@@ -243,7 +243,7 @@ class ClaimLoop:
             time.sleep(left_s)
 
     def _wait_for_work(self, left_s: float, *, endless: bool) -> View | None:
-        paused = self.gate.paused
+        rules = paused, _ = self.gate.paused, self._model
 
         def must_leave() -> bool:
             shut = self.gate.is_shut or self.gate.paused != paused
@@ -253,7 +253,7 @@ class ClaimLoop:
             # The arrivals of now did not come over all of that time.
             self.state.looked(0, self._seat.empty_at)
         elif endless and left_s > 0 and (look := self._next_look()):
-            return self._look_when_rung(look, left_s)
+            return self._look_when_rung(look, left_s, rules)
         else:
             self._store.wait_for_bells((self._model.name,), max(0.0, left_s))
         return None
@@ -307,13 +307,13 @@ class ClaimLoop:
     def _dispatch(self, decision: Dispatch) -> View:
         return self._take(self._claim(decision), decision)
 
-    def _look_when_rung(self, look: Look, within_s: float) -> View | None:
-        paused = self.gate.paused
+    def _look_when_rung(self, look: Look, within_s: float, rules: tuple[frozenset[int], LoopModel]) -> View | None:
         claim = self._look(look, within_s)
         if not claim.entries or not look.then:
             return claim.view
-        if paused != self.gate.paused or self._breaker.state is not BreakerState.CLOSED:
-            self._recover(claim, Blame.NOTHING, "it was claimed while that was being forbidden")
+        # A pause may have come and gone, and a policy with it: the size of the claim is that of the one before.
+        if rules != (self.gate.paused, self._model) or self._breaker.state is not BreakerState.CLOSED:
+            self._recover(claim, Blame.NOTHING, "what may be claimed has changed since the claim was sent")
             return None
         # The wait was no part of the batch.
         self.state.asks(self._clock())

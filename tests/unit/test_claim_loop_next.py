@@ -11,7 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from batching.policy import Breaker, BreakerState, Decision, Dispatch, Look, QueueView, Reason, Wait, WhenIdle
 from config.tiers import Tier
-from tests.fakes.claim_rig import Make, Rig, ScriptedExecutor
+from tests.fakes.claim_rig import Make, Model, Rig, ScriptedExecutor
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +80,18 @@ def test_of_a_tier_that_was_paused_meanwhile_nothing_is_run(make: Make) -> None:
     rig.loop.gate.pause(frozenset())
     rig.settled("paused")
     assert rig.witness.tries("paused") == [(1, 0)], "no attempt is counted"
+
+
+def test_a_policy_that_is_used_meanwhile_decides_about_the_next_batch(make: Make) -> None:
+    rig = make(policy=WhenIdle(8))
+    served_one(rig)
+    rig.loop.use(Model(version="2"), WhenIdle(2))
+    with rig.store.lock:
+        rig.put("a", "b", "c")
+    rig.settled("a", "b", "c")
+    assert [len(work.inputs) for work in rig.executor.taken] == [1, 2, 1]
+    assert rig.executor_inputs() == ["first", "a", "b", "c"]
+    assert rig.witness.tries("a") == [(1, 0)], "no attempt is counted"
 
 
 def test_nothing_is_run_of_a_model_whose_breaker_has_opened_meanwhile(make: Make) -> None:
