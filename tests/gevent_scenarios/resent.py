@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import gevent
 import msgspec
@@ -36,10 +37,10 @@ FORGETFUL = ("--appendonly", "no")
 
 
 @contextmanager
-def server(*arguments: str) -> Iterator[tuple[PrivateValkey, FrontendFixture]]:
+def server(*arguments: str, **settings: Any) -> Iterator[tuple[PrivateValkey, FrontendFixture]]:
     valkey = PrivateValkey(*arguments)
     valkey.start()
-    frontend = FrontendFixture(valkey.url)
+    frontend = FrontendFixture(valkey.url, **settings)
     try:
         yield valkey, frontend
     finally:
