@@ -327,13 +327,13 @@ class Client:
         return known[0] if known else request_id
 
     def named(self, request_id: str, owner: str = "") -> tuple[str, int] | None:
-        """The task id for the owner's own request id, and the ms for which it is known."""
+        """The task id for the owner's own request id, and the Redis time in ms until which it is known."""
         name = self._keys.request(scoped(request_id, owner))
         pipeline: Any = self._redis.pipeline(transaction=False)
         # It is empty again after each try.
-        told = self._held(lambda: pipeline.get(name).pttl(name).execute(), _NO_RESULTS)
-        task_id, left_ms = cast("tuple[bytes | None, int]", told)
-        return (task_id.decode(), left_ms) if task_id else None
+        told = self._held(lambda: pipeline.get(name).pexpiretime(name).execute(), _NO_RESULTS)
+        task_id, until_ms = cast("tuple[bytes | None, int]", told)
+        return (task_id.decode(), until_ms) if task_id else None
 
     def _answered(self, out: Outgoing) -> None:
         CACHE_HITS.labels(out.submission.model).inc()

@@ -169,11 +169,11 @@ def _pointer(places: Places, request_id: str) -> str:
 
     def note(pipeline: Any, place: Place) -> None:
         name = place.keys.request(request_id)
-        pipeline.get(name).pttl(name)
+        pipeline.get(name).pexpiretime(name)
 
     asked = (each.replies for each in answered(AllPlaces(places).ask(note)))
     # Callers without an owner may have given two requests one id, in two shards.
-    return newest((task_id.decode(), left_ms) for task_id, left_ms in asked if task_id)
+    return newest((task_id.decode(), until_ms) for task_id, until_ms in asked if task_id)
 
 
 def _ended(task_id: str, reply: Reply, record: BatchRecord | None) -> dict[str, Any]:

@@ -106,10 +106,10 @@ def made_at_ms(task_id: str, now_ms: float) -> float | None:
 
 
 def newest(named: Iterable[tuple[str, int]]) -> str:
-    """The id that was made last, of some with the ms for which they are kept; empty if there are none.
+    """The id that was made last, of some with the time in ms until which they are kept; empty if there are none.
 
     Ids tell the time to four seconds. Of those of the same step, which is how a caller repeats a request, the one that
-    is kept for longer came later.
+    is kept for longer came later. A time and not what is left of it, since shards are not read at the same moment.
     """
     now_ms = time.time() * 1000
     return max(named, key=lambda each: (made_at_ms(each[0], now_ms) or 0, each[1]), default=("", 0))[0]

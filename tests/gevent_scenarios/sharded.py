@@ -286,12 +286,17 @@ def requests_of_nobody_do_not_go_to_a_shard_that_takes_none(frontend: FrontendFi
 
 
 def the_newest_of_equal_names_is_found_whatever_its_shard(frontend: FrontendFixture) -> None:
-    with sharded(frontend) as (fixture, _):
+    with sharded(frontend) as (fixture, far):
         client = fixture.client
         for _ in range(8):
-            newest = client.receipt(client.submit(asking(NOBODY, b"1", waits=False, request_id="again")))
-            gevent.sleep(0.002)
+            for _ in range(4):
+                newest = client.receipt(client.submit(asking(NOBODY, b"1", waits=False, request_id="again")))
+                gevent.sleep(0.002)
+            # One server is read later than the other.
+            kill(far.pid, SIGSTOP)
+            goes_on = gevent.spawn_later(0.05, kill, far.pid, SIGCONT)
             assert client.task_of("again") == newest
+            goes_on.join()
 
 
 def the_payloads_of_a_shard_that_hangs_are_not_waited_for(frontend: FrontendFixture) -> None:

@@ -52,8 +52,12 @@ WITH_WINDOW = pytest.mark.parametrize("policy", WINDOWED, ids=lambda policy: typ
 seconds = st.floats(0, 100, allow_nan=False)
 shares = st.floats(0, 1)
 times = st.builds(
-    BatchTime.warm, a_s=st.floats(0, 1), b_s=st.floats(0, 0.1), max_batch_size=st.integers(1, MAX)
-) | st.builds(BatchTime, a_s=st.floats(0, 1), b_s=st.floats(0, 0.1), spread_s=st.floats(0, 0.1), weight=st.just(50.0))
+    BatchTime,
+    a_s=st.floats(0, 1),
+    b_s=st.floats(0, 0.1),
+    spread_s=st.floats(0, 0.1),
+    weight=st.sampled_from([1.0, 50.0]),
+)
 learnt = st.builds(
     Learnt,
     rate=st.floats(0, 1e5),
