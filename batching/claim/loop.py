@@ -121,8 +121,9 @@ class ClaimLoop:
 
     def use(self, model: LoopModel, policy: Policy) -> None:
         """Use another policy, or another version of the model, from the next batch on."""
-        self._model = model
         self.state.use(policy, model.batch_sizes)
+        # After the policy: whoever meets the new model decides by the new policy, too (see `_look_when_rung`).
+        self._model = model
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Block until nothing is in hand, for at most `timeout_s`; returns whether that is so. Hold the switch
@@ -243,7 +244,7 @@ class ClaimLoop:
             time.sleep(left_s)
 
     def _wait_for_work(self, left_s: float, *, endless: bool) -> View | None:
-        rules = paused, _ = self.gate.paused, self._model
+        rules = (paused := self.gate.paused, self._model)
 
         def must_leave() -> bool:
             shut = self.gate.is_shut or self.gate.paused != paused

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from batching.claim.loop_state import LoopState
 from batching.policy import Breaker, BreakerState, Decision, Dispatch, Look, QueueView, Reason, Wait, WhenIdle
 from config.tiers import Tier
 from tests.fakes.claim_rig import Make, Model, Rig, ScriptedExecutor
@@ -40,10 +41,16 @@ class Waiting:
         self._rig = rig
         self.calls: list[str] = []
         rig.store.before = self.calls.append
+        rig.store.after = lambda call: self.calls.append(f"{call} ended")
+
+    @property
+    def of_the_loop(self) -> list[str]:
+        """The calls without those of the thread that stores what was computed, at the same time."""
+        return [each for each in self.calls if not each.startswith("finish")]
 
     def for_the_next(self) -> None:
-        # Another thread stores what was computed, at the same time.
-        self._rig.until(lambda: [each for each in self.calls if each != "finish"][-2:] == ["claim", "wait_for_bells"])
+        # Within the claim: a wait of its own would come after "claim ended".
+        self._rig.until(lambda: self.of_the_loop[-2:] == ["claim", "wait_for_bells"])
 
 
 def served_one(rig: Rig) -> Waiting:
@@ -64,7 +71,8 @@ def test_the_wait_and_the_claim_are_one_call(make: Make) -> None:
         rig.put(str(number))
         rig.settled(str(number))
         waiting.for_the_next()
-        assert sorted(waiting.calls) == ["claim", "finish", "wait_for_bells"]
+        assert waiting.of_the_loop == ["claim ended", "claim", "wait_for_bells"]
+        assert waiting.calls.count("finish") == 1
 
 
 def test_of_a_tier_that_was_paused_meanwhile_nothing_is_run(make: Make) -> None:
@@ -92,6 +100,26 @@ def test_a_policy_that_is_used_meanwhile_decides_about_the_next_batch(make: Make
     assert [len(work.inputs) for work in rig.executor.taken] == [1, 2, 1]
     assert rig.executor_inputs() == ["first", "a", "b", "c"]
     assert rig.witness.tries("a") == [(1, 0)], "no attempt is counted"
+
+
+def test_a_claim_that_is_sent_during_the_change_of_the_policy_has_not_the_size_of_before(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make(policy=WhenIdle(8))
+    waiting, use = served_one(rig), LoopState.use
+
+    def meanwhile(*given: Any) -> None:
+        rig.put("x")
+        rig.settled("x")
+        waiting.for_the_next()
+        use(*given)
+
+    monkeypatch.setattr(LoopState, "use", meanwhile)
+    rig.loop.use(Model(version="2"), WhenIdle(2))
+    with rig.store.lock:
+        rig.put("a", "b", "c")
+    rig.settled("a", "b", "c")
+    assert [len(work.inputs) for work in rig.executor.taken] == [1, 1, 2, 1]
 
 
 def test_nothing_is_run_of_a_model_whose_breaker_has_opened_meanwhile(make: Make) -> None:
