@@ -18,8 +18,10 @@ from tests.integration.executors import LONG_S, run, work
 from tests.processes import alive
 from tests.waiting import wait_until
 from workers.executor.on_demand import OnDemandExecutor
+from workers.executor.process_executor import ProcessExecutor
 
 Make = Callable[..., OnDemandExecutor]
+PUPPET = ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False)
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_after_a_load_that_failed_a_reload_is_taken_for_the_next_one(make: Make)
     executor = make("tests.fakes.models:Absent")
     executor.load()
     wait_until(lambda: executor.is_out and executor.state is ExecutorState.FAILED, what="the load has failed")
-    executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))
+    executor.replace(PUPPET)
     assert (executor.state, executor.is_out) == (ExecutorState.UNLOADED, True)
     load(executor)
 
@@ -147,14 +149,35 @@ def test_a_load_that_comes_while_it_leaves_is_not_taken_for_its_end(
     assert (executor.is_out, executor.restarts) == (False, 0)
 
 
-def test_who_finds_it_out_after_a_failure_finds_it_failed_and_may_reload_it(make: Make) -> None:
-    told: list[tuple[bool, ExecutorState]] = []
-    executor = make("tests.fakes.models:Absent", on_change=lambda: told.append((executor.is_out, executor.state)))
+def test_a_reload_after_a_load_has_failed_and_before_it_is_out_is_not_undone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = make("tests.fakes.models:Absent")
+    leave = executor._leave
+
+    def reloaded_meanwhile() -> None:
+        if executor.error:
+            executor.replace(PUPPET)
+        leave()
+
+    monkeypatch.setattr(executor, "_leave", reloaded_meanwhile)
     executor.load()
     wait_until(lambda: executor.is_out)
-    assert executor.state is ExecutorState.FAILED
-    executor.replace(ModelSettings(name="m", source="tests.fakes.models:Puppet", cache=False))
-    wait_until(lambda: told[-1] == (True, ExecutorState.UNLOADED), what="that is told")
+    assert (executor.state, executor.error) == (ExecutorState.UNLOADED, None)
+    load(executor)
+
+
+def test_a_load_that_fails_while_it_is_reloaded_leaves_it_unloaded(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, replace = make("tests.fakes.models:Absent"), ProcessExecutor.replace
+
+    def failed_meanwhile(self: ProcessExecutor, model: ModelSettings) -> None:
+        wait_until(lambda: executor.is_out)
+        replace(self, model)
+
+    monkeypatch.setattr(ProcessExecutor, "replace", failed_meanwhile)
+    executor.load()
+    executor.replace(PUPPET)
+    assert (executor.state, executor.error) == (ExecutorState.UNLOADED, None)
     load(executor)
 
 

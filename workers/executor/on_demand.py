@@ -39,12 +39,16 @@ class OnDemandExecutor(ProcessExecutor):
 
     def load(self) -> None:
         """Begin to load, and return at once."""
-        if not self._ends:
-            with self._changed:
-                self.is_out, self._wanted, self._backoff_s = False, True, FIRST_BACKOFF_S
-                self._loads += 1
+        # In one step: it could be ready before it is shown as starting.
+        with self._changed:
+            if self._ends:
+                return
+            self.is_out, self._wanted, self._backoff_s = False, True, FIRST_BACKOFF_S
+            self._loads += 1
+            self._state = ExecutorState.STARTING
             # This wakes the supervisor.
-            self._become(ExecutorState.STARTING)
+            self._changed.notify_all()
+        self._on_change()
 
     def unload(self) -> None:
         """Let the process finish its batches and end, and return at once; `is_out` is true after that. After a failure:
@@ -60,8 +64,13 @@ class OnDemandExecutor(ProcessExecutor):
 
     def replace(self, model: ModelSettings) -> None:
         """As of a `ProcessExecutor`; after a failure the new settings wait for the next `load`."""
-        self._become(ExecutorState.UNLOADED, instead_of=ExecutorState.FAILED)
         super().replace(model)
+        with self._changed:
+            # A load may be failing just now: with the settings of before.
+            self._error = None
+            if self.is_out and not self._ends:
+                self._state = ExecutorState.UNLOADED
+        self._on_change()
 
     def stop(self, timeout_s: float) -> None:
         """Stop, also while there is no process."""
