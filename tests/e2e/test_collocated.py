@@ -13,6 +13,7 @@ from tasks.fleet.desired_state import DesiredState
 from tests.e2e.client import Answer, Api, connected
 from tests.e2e.stack import Stack
 from tests.integration.celery_harness import close_client, plain_client
+from tests.integration.http_server_harness import Client
 from tests.waiting import PATIENCE_S, wait_until
 
 MODELS = """\
@@ -266,7 +267,10 @@ def test_a_stop_finishes_or_keeps_what_was_accepted(own: Stack, tmp_path: Path) 
         # It waits until nobody can wait any longer: what is polled for must still be saved.
         vain_call = api.soon({"n": 3}, "narrow")
         wait_until(lambda: api.get("/healthz").json["waiting"] == 2, what="the calls wait")
-        own.terminate()
+        with Client(own.port) as client:
+            client.get("/healthz")
+            own.terminate()
+            wait_until(client.meets_a_stop, what="the frontend stops")
         last.touch()
         assert open_call.result().json["output"]["echo"]["n"] == 2
         assert vain_call.result().error == "SHUTTING_DOWN"

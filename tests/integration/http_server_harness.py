@@ -62,6 +62,15 @@ class Client:
     def get(self, path: str, *headers: str) -> Answer:
         return self.ask(get(path, *headers))
 
+    def meets_a_stop(self) -> bool:
+        """Ask once; return whether the server stops: it closes the connection after its answer, or has since the last
+        one.
+        """
+        try:
+            return self.get("/healthz").headers.get("connection") == "close"
+        except (Gone, OSError):
+            return True
+
     def answer(self, *, head: bool = False) -> Answer:
         """The next response; `head` when it answers a HEAD."""
         status_line, *lines = self.until(b"\r\n\r\n").decode("latin-1").split("\r\n")

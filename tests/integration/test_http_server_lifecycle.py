@@ -85,7 +85,7 @@ def _stop_meanwhile(server: Server, gate: Path) -> None:
     with server.client() as other:
         other.get("/")
         server.signal(signal.SIGTERM)
-        wait_until(lambda: other.get("/").headers.get("connection") == "close", what="the server stops")
+        wait_until(other.meets_a_stop, what="the server stops")
     gate.touch()
 
 
