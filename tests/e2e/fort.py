@@ -87,7 +87,8 @@ class Fort:
         """
         known: dict[str, bool] = {}
         with contextlib.ExitStack() as opened:
-            while len(known) < FRONTENDS:
+
+            def all_are_asked() -> bool:
                 source = (next(_addresses), 0)
                 connection = http.client.HTTPConnection("127.0.0.1", self.stack.port, PATIENCE_S, source_address=source)
                 opened.enter_context(contextlib.closing(connection))
@@ -98,6 +99,9 @@ class Fort:
                 response.read()
                 assert response.status in {401, 404, 503}
                 known[process] = response.status == 404
+                return len(known) >= FRONTENDS
+
+            wait_until(all_are_asked, what="each frontend has taken a connection")
         return set(known.values())
 
     def is_known_everywhere(self, name: str) -> bool:
