@@ -25,6 +25,7 @@ from tests.compose import GIVEN
 from tests.dockerfile import Image, base_image, build
 from tests.e2e.client import Api, connected
 from tests.e2e.compose_stack import ComposeStack
+from tests.e2e.stack import PATIENT
 from tests.fakes.tls import Authority
 from tests.tools import tool
 from tests.waiting import PATIENCE_S, wait_until
@@ -32,8 +33,6 @@ from tests.waiting import PATIENCE_S, wait_until
 TMP = "/tmp/"  # noqa: S108 - of the container
 # The services of compose that are ours, in the order in which they are started.
 ROLES = ("worker", "web", "grpc", "ops", "flower")
-# Callers who wait for long enough on whatever machine.
-PATIENT = {"BUNCH_QUEUE_TIMEOUT_MS": "60000", "BUNCH_REQUEST_TIMEOUT_MS": "60000"}
 # What the wheel is made of.
 SOURCES = ("bunch", "batching", "cli", "config", "tasks", "webapp", "workers")
 
@@ -90,10 +89,11 @@ class Up:
 
     def __init__(self, environment: dict[str, str], folder: Path) -> None:
         self._output = folder / "output.txt"
+        patient = {f"BUNCH_{name.upper()}": str(value) for name, value in PATIENT.items()}
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
                 ["bunch", "up", "--port=0", "--web-workers=1", "--no-flower", "--reload"],
-                cwd=folder, env=environment | PATIENT, stdout=output, stderr=subprocess.STDOUT,
+                cwd=folder, env=environment | patient, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     @property

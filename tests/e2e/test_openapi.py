@@ -14,7 +14,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from tests.e2e.client import Api
-from tests.e2e.stack import PATIENCE_S, Stack
+from tests.e2e.stack import Stack
+from tests.waiting import PATIENCE_S
 
 OPERATIONS = (
     *("POST /v1/inference", "POST /v1/inference/bulk", "POST /v1/predict", "POST /api/inference"),

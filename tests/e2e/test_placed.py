@@ -143,7 +143,7 @@ def test_a_replica_that_is_away_costs_no_request_and_its_breaker_alone_opens(own
 def test_a_worker_that_is_killed_takes_nothing_of_the_other_pool_with_it(own: Stack, api: Api) -> None:
 
     def of_the_other_pool() -> set[int | None]:
-        # None while a heartbeat is late.
+        # While a heartbeat is late there are none.
         found = wait_until(lambda: len(rows := executors(own, "c")) == 2 and rows, what="both executors are shown")
         return {each.pid for each in found or ()} | {worker(own, "slow-1")}
 

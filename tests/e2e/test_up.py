@@ -17,13 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.e2e.stack import PATIENT
 from tests.shards import inherited_environment
 from tests.valkey import PrivateValkey
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
-# Callers who wait for long enough on whatever machine.
-PATIENT = {"queue_timeout_ms": "60000", "request_timeout_ms": "60000"}
 CONFIG = """\
 [models.echo]
 source = "workers.models.echo:Echo"
@@ -54,8 +53,8 @@ class Up:
         self._environment["BUNCH_FLOWER_PORT"] = "0"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *options: str, **settings: str) -> Up:
-        self._environment |= {f"BUNCH_{key.upper()}": value for key, value in settings.items()}
+    def start(self, *options: str, **settings: object) -> Up:
+        self._environment |= {f"BUNCH_{key.upper()}": str(value) for key, value in settings.items()}
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, str(ROOT / "manage.py"), "up", "--port", "0", *options],
