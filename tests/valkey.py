@@ -21,6 +21,9 @@ from tests.waiting import PATIENCE_S, wait_until
 
 # Its title would overwrite its environment, and with that the mark of the run (`tests.leftovers`).
 UNTITLED = ("--set-proc-title", "no")
+# What Redis 6.2 lacks, which is new enough for all but a cluster.
+_UNKNOWN_TO_OLD_ONES = ("EXPIRETIME", "PEXPIRETIME", "LMPOP", "BLMPOP", "ZMPOP", "BZMPOP", "SINTERCARD", "ZINTERCARD")
+OLDEST = tuple(word for name in _UNKNOWN_TO_OLD_ONES for word in ("--rename-command", name, ""))
 # For a server that has what it has answered when it is killed. Only a dying machine would need it on the disk, and on a
 # busy one that takes seconds.
 FAITHFUL = ("--appendonly", "yes", "--appendfsync", "no")
@@ -81,7 +84,8 @@ class PrivateValkey:
             [
                 str(get_binary_path()),
                 "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._folder.name,
-                "--logfile", str(Path(self._folder.name) / "valkey.log"), *UNTITLED, *self.arguments, *more,
+                "--logfile", str(Path(self._folder.name) / "valkey.log"), *UNTITLED, *OLDEST,
+                *self.arguments, *more,
             ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

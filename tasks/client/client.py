@@ -36,7 +36,7 @@ from tasks.errors import BackendUnavailable, BunchError, InvalidInput, RateLimit
 from tasks.observability.metrics import CACHE_HITS
 from tasks.protocol.answers import checked
 from tasks.protocol.caller import Caller
-from tasks.protocol.ids import new_id, owned_id, sharded_id
+from tasks.protocol.ids import new_id, owned_id, sharded_id, until_ms
 from tasks.protocol.outgoing import MessageWriter, Outgoing
 from tasks.protocol.results import FINISHED, Reply, decode_reply
 from tasks.protocol.seal import seal_of
@@ -326,14 +326,14 @@ class Client:
         known = self.named(request_id, owner)
         return known[0] if known else request_id
 
-    def named(self, request_id: str, owner: str = "") -> tuple[str, int] | None:
+    def named(self, request_id: str, owner: str = "") -> tuple[str, float] | None:
         """The task id for the owner's own request id, and the Redis time in ms until which it is known."""
         name = self._keys.request(scoped(request_id, owner))
         pipeline: Any = self._redis.pipeline(transaction=False)
         # It is empty again after each try.
-        told = self._held(lambda: pipeline.get(name).pexpiretime(name).execute(), _NO_RESULTS)
-        task_id, until_ms = cast("tuple[bytes | None, int]", told)
-        return (task_id.decode(), until_ms) if task_id else None
+        told = self._held(lambda: pipeline.get(name).pttl(name).time().execute(), _NO_RESULTS)
+        task_id, left_ms, now = cast("tuple[bytes | None, int, tuple[int, int]]", told)
+        return (task_id.decode(), until_ms(left_ms, now)) if task_id else None
 
     def _answered(self, out: Outgoing) -> None:
         CACHE_HITS.labels(out.submission.model).inc()

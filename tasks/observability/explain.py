@@ -29,7 +29,7 @@ from tasks.callbacks.store import CallbackStore
 from tasks.fleet.all_places import AllPlaces, answered
 from tasks.fleet.dead_letters import DeadLetters
 from tasks.observability.batch_log import UNSETTLED, BatchLog, BatchRecord, Member
-from tasks.protocol.ids import made_at_ms, newest, place_of, shard_of
+from tasks.protocol.ids import made_at_ms, newest, place_of, shard_of, until_ms
 from tasks.protocol.outputs import payload_of
 from tasks.protocol.results import FINISHED, Details, Reply, decode_details, decode_error, decode_reply
 
@@ -169,11 +169,11 @@ def _pointer(places: Places, request_id: str) -> str:
 
     def note(pipeline: Any, place: Place) -> None:
         name = place.keys.request(request_id)
-        pipeline.get(name).pexpiretime(name)
+        pipeline.get(name).pttl(name).time()
 
     asked = (each.replies for each in answered(AllPlaces(places).ask(note)))
     # Callers without an owner may have given two requests one id, in two shards.
-    return newest((task_id.decode(), until_ms) for task_id, until_ms in asked if task_id)
+    return newest((task_id.decode(), until_ms(left_ms, now)) for task_id, left_ms, now in asked if task_id)
 
 
 def _ended(task_id: str, reply: Reply, record: BatchRecord | None) -> dict[str, Any]:

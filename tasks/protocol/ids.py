@@ -105,7 +105,13 @@ def made_at_ms(task_id: str, now_ms: float) -> float | None:
     return (newest - (newest - int(found[1], 16)) % _STEPS) * _STEP_MS
 
 
-def newest(named: Iterable[tuple[str, int]]) -> str:
+def until_ms(left_ms: int, now: tuple[int, int]) -> float:
+    """The Redis time in ms at which a key ends that has so much left. Redis 6.2 has no PEXPIRETIME."""
+    seconds, micros = now
+    return seconds * 1000 + micros / 1000 + left_ms
+
+
+def newest(named: Iterable[tuple[str, float]]) -> str:
     """The id that was made last, of some with the time in ms until which they are kept; empty if there are none.
 
     Ids tell the time to four seconds. Of those of the same step, which is how a caller repeats a request, the one that

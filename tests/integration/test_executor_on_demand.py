@@ -14,7 +14,7 @@ import pytest
 from batching.executor import Cause, ExecutorGone, ExecutorState
 from batching.request import Done
 from config.settings import ModelSettings
-from tests.integration.executors import LONG_S, run, work
+from tests.integration.executors import LONG_S, run, stop, work
 from tests.processes import alive
 from tests.waiting import wait_until
 from workers.executor.on_demand import OnDemandExecutor
@@ -36,7 +36,7 @@ def make() -> Iterator[Make]:
 
     yield build
     for executor in made:
-        executor.stop(0.0)
+        stop(executor)
 
 
 def load(executor: OnDemandExecutor) -> int:
