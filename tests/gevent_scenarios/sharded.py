@@ -291,10 +291,11 @@ def the_newest_of_equal_names_is_found_whatever_its_shard(frontend: FrontendFixt
         for _ in range(8):
             for _ in range(4):
                 newest = client.receipt(client.submit(asking(NOBODY, b"1", waits=False, request_id="again")))
-                gevent.sleep(0.002)
+                # Longer than a server may pause between two commands of one read.
+                gevent.sleep(0.01)
             # One server is read later than the other.
             kill(far.pid, SIGSTOP)
-            goes_on = gevent.spawn_later(0.05, kill, far.pid, SIGCONT)
+            goes_on = gevent.spawn_later(0.08, kill, far.pid, SIGCONT)
             assert client.task_of("again") == newest
             goes_on.join()
 

@@ -76,7 +76,7 @@ def test_a_stack_goes_on_when_slots_move_and_a_node_is_killed(watched: Watched, 
     nodes, stack = Clustered("--appendonly", "yes", replicas=True, tls=tls), Stack(tmp_path, MODEL)
     try:
         nodes.start()
-        stack.start(*OPTIONS, redis_url=nodes.url, broker_url=watched.url, **tls.settings, **HELD)
+        stack.start(*OPTIONS, redis_url=nodes.url, broker_url=watched.url, shards=16, **tls.settings, **HELD)
         with connected(stack.port) as api:
             shards = answers(api, 0)
             assert len(shards) > 8
