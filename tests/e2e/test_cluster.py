@@ -32,9 +32,9 @@ def test_a_node_may_be_killed_and_the_next_start_goes_on_with_what_each_had(tmp_
         with connect(status["broker_url"]) as home:
             assert home.ping()
         with connected(stack.port) as api:
-            # Without an owner, the question decides.
+            # Without an owner, the question decides; another shard has it where that one does not answer yet.
             accepted = [api.later(f"before {number}") for number in range(20)]
-            assert len({shard_of(each) for each in accepted}) > 8
+            assert len({shard_of(each) for each in accepted}) > 3
             for number, each in enumerate(accepted):
                 assert api.outcome(each)["output"] == f"before {number}"
             pid = next(row.pid for row in stack.rows() if row.name == "node-1")
